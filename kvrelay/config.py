@@ -1,0 +1,146 @@
+"""One TOML becomes one frozen tree. Every key has a unit in its name, a range and a sentence."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from kvrelay.errors import Misconfigured
+from kvrelay.types import Role
+
+Port = Annotated[int, Meta(ge=0, le=65535)]
+"""A TCP port; 0 takes a free one."""
+Seconds = Annotated[float, Meta(gt=0, le=86400)]
+Positive = Annotated[int, Meta(gt=0)]
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all sections: an unknown key is an error."""
+
+
+class ModelConfig(Section, frozen=True, kw_only=True):
+    """Which model is served."""
+
+    path: Annotated[str, Meta(description="Folder of a Hugging Face model.")] = ""
+    name: Annotated[str, Meta(description="Model id that clients use; the folder's name when empty.")] = ""
+    dtype: Annotated[str, Meta(description="auto, bfloat16 or float32; weights and KV.")] = "auto"
+
+
+class RouterConfig(Section, frozen=True, kw_only=True):
+    """The front door."""
+
+    host: Annotated[str, Meta(description="Address that clients reach; loopback unless told.")] = "127.0.0.1"
+    port: Annotated[Port, Meta(description="OpenAI API port.")] = 8000
+    control_host: Annotated[str, Meta(description="Address at which workers and stores register.")] = "127.0.0.1"
+    control_port: Annotated[Port, Meta(description="Port at which workers and stores register.")] = 7080
+    api_keys: Annotated[
+        tuple[str, ...], Meta(description="Accepted bearer tokens, as TENANT:KEY or KEY; none means open.")
+    ] = ()
+    max_body_bytes: Annotated[Positive, Meta(description="Longest request body.")] = 32 << 20
+    upstream_connect_s: Annotated[Seconds, Meta(description="Longest wait for a worker to accept a connection.")] = 2.0
+    transfer_wait_s: Annotated[
+        Seconds, Meta(description="Longest silence of P before D is asked to compute the prompt itself.")
+    ] = 120.0
+
+
+class StoreConfig(Section, frozen=True, kw_only=True):
+    """The node's page store."""
+
+    arena_bytes: Annotated[Positive, Meta(description="Most host memory for pages.")] = 2 << 30
+    peer_host: Annotated[str, Meta(description="Address that other stores connect to.")] = "127.0.0.1"
+    peer_port: Annotated[Port, Meta(description="Port that other stores connect to.")] = 0
+    advertise: Annotated[str, Meta(description="host:port told to others; the bound address when empty.")] = ""
+    peers: Annotated[
+        tuple[str, ...], Meta(description="host:port of stores that may be pushed to; empty: loopback only.")
+    ] = ()
+    page_lease_s: Annotated[
+        Seconds, Meta(description="How long a prompt's partial last page is kept before it is first to be evicted.")
+    ] = 30.0
+    stalled_push_s: Annotated[Seconds, Meta(description="A push that moves nothing for so long is given up.")] = 2.0
+
+
+class WorkerConfig(Section, frozen=True, kw_only=True):
+    """Each vLLM worker."""
+
+    role: Annotated[Role, Meta(description="prefill, decode or both.")] = Role.BOTH
+    cpus: Annotated[str, Meta(description="Cores to pin the engine to, e.g. 0 or 0-3; chosen when empty.")] = ""
+    kv_cache_bytes: Annotated[Positive, Meta(description="Memory for the engine's KV blocks.")] = 1 << 30
+    max_batched_tokens: Annotated[Positive, Meta(description="Token budget of one step: the prefill chunk.")] = 512
+    max_model_len: Annotated[int, Meta(ge=0, description="Longest prompt + answer; 0: the model's own.")] = 0
+    block_tokens: Annotated[int, Meta(ge=0, description="Engine block size in tokens; 0: the engine's own.")] = 0
+    page_tokens: Annotated[Positive, Meta(description="Tokens of a page.")] = 32
+    load_wait_s: Annotated[
+        Seconds, Meta(description="A load without progress for so long is given up; the rest is recomputed.")
+    ] = 2.0
+    on_bad_page: Annotated[str, Meta(pattern="^(recompute|fail)$", description="recompute, or fail with a 5xx.")] = (
+        "recompute"
+    )
+    start_wait_s: Annotated[Seconds, Meta(description="Longest start of an engine.")] = 600.0
+
+
+class ClusterConfig(Section, frozen=True, kw_only=True):
+    """What ``kvrelay up`` starts on this machine."""
+
+    prefill: Annotated[int, Meta(ge=0, le=64, description="Prefill workers.")] = 1
+    decode: Annotated[int, Meta(ge=0, le=64, description="Decode workers.")] = 1
+    colocated: Annotated[int, Meta(ge=0, le=64, description="Workers that do both, without a split.")] = 0
+    stores: Annotated[
+        int, Meta(ge=1, le=2, description="1: all workers share a store; 2: P and D on two, as on two nodes.")
+    ] = 1
+    heartbeat_s: Annotated[Seconds, Meta(description="Interval of heartbeats.")] = 0.5
+    dead_after_s: Annotated[Seconds, Meta(description="Silence after which a peer counts as dead.")] = 2.0
+
+
+class Config(Section, frozen=True, kw_only=True):
+    """The whole tree; a TOML file holds any part of it."""
+
+    model: ModelConfig = ModelConfig()
+    router: RouterConfig = RouterConfig()
+    store: StoreConfig = StoreConfig()
+    worker: WorkerConfig = WorkerConfig()
+    cluster: ClusterConfig = ClusterConfig()
+
+
+class ConnectorConfig(Section, frozen=True, kw_only=True):
+    """What a worker passes to its connector through vLLM's ``kv_connector_extra_config``."""
+
+    worker: str
+    incarnation: str
+    store_socket: str
+    """Path of the unix socket of this node's store."""
+    key_file: str
+    engine_file: str
+    """Where the connector writes what the engine says of itself (``types.Engine`` as JSON)."""
+    weights: str
+    """Digest of the model folder."""
+    page_tokens: int
+    load_wait_s: float
+
+
+_UNKNOWN = re.compile(r"Object contains unknown field `(?P<key>[^`]+)`(?: - at `\$(?P<path>[^`]*)`)?")
+
+
+def parse(toml: str) -> Config:
+    """The configuration in ``toml``. Raises ``Misconfigured``, naming the key and the nearest known one."""
+    try:
+        return msgspec.toml.decode(toml, type=Config)
+    except msgspec.ValidationError as error:
+        raise Misconfigured(_explain(str(error))) from error
+    except msgspec.DecodeError as error:
+        raise Misconfigured(f"not valid TOML: {error}") from error
+
+
+def _explain(problem: str) -> str:
+    unknown = _UNKNOWN.search(problem)
+    if unknown is None:
+        return problem
+    section = (unknown["path"] or "").removeprefix(".")
+    owner = Config if not section else type(getattr(Config(), section))
+    known = list(owner.__struct_fields__)
+    near = difflib.get_close_matches(unknown["key"], known, n=1, cutoff=0.0)
+    where = f"{section}.{unknown['key']}" if section else unknown["key"]
+    return f"unknown key {where!r}; did you mean {near[0]!r}? Known here: {', '.join(known)}"

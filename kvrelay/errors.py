@@ -1,0 +1,52 @@
+"""Failures, named by what the caller can do next. Mapped once at each border, never by message text."""
+
+from __future__ import annotations
+
+
+class KvrelayError(Exception):
+    """Base of every failure that kvrelay raises on purpose. The message says what to do next."""
+
+
+class Retry(KvrelayError):
+    """Nothing is wrong with the request; the same call may succeed after ``after_s`` seconds."""
+
+    def __init__(self, message: str, after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.after_s = after_s
+
+
+class Overloaded(Retry):
+    """There is no room now: no slot, no worker, no budget."""
+
+
+class Lost(KvrelayError):
+    """The peer, page or process is gone; recompute or choose another."""
+
+
+class Incompatible(KvrelayError):
+    """Two sides cannot exchange KV; ``field`` names what differs."""
+
+    def __init__(self, field: str, ours: object, theirs: object) -> None:
+        super().__init__(f"{field} differs: {ours!r} here, {theirs!r} there")
+        self.field = field
+
+
+class Refused(KvrelayError):
+    """The peer understood and said no (bad key, wrong version, foreign address)."""
+
+
+class Malformed(KvrelayError):
+    """Bytes that are not what the protocol allows: too long, unknown, out of range."""
+
+
+class BadRequest(KvrelayError):
+    """The client's request is wrong; ``status`` and ``param`` go into the OpenAI error body."""
+
+    def __init__(self, message: str, *, status: int = 400, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param
+
+
+class Misconfigured(KvrelayError):
+    """A setting cannot work here; the message names it and says what would."""

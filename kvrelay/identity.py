@@ -1,0 +1,102 @@
+"""When two pages are the same. Pure functions of their arguments: equal in every process, on every machine."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from array import array
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from kvrelay.errors import Incompatible
+from kvrelay.types import Fingerprint, PageName
+
+NAMING_VERSION = 1
+NAME_BYTES = 16
+"""128 bits: no accidental collision; a deliberate one costs 2**64 hashes and stays inside one salt."""
+
+_ROOT = b"kvrelay/root/1"
+_PAGE = b"kvrelay/page/1"
+
+
+def frame(parts: Iterable[bytes]) -> bytes:
+    """Join ``parts`` so that no two different lists give the same bytes (``a+bc`` is not ``ab+c``)."""
+    return b"".join(len(part).to_bytes(8, "little") + part for part in parts)
+
+
+def root_name(fingerprint: Fingerprint, *, salt: str = "", adapter: str = "") -> PageName:
+    """Name that a prompt's first page is chained to.
+
+    ``salt`` separates tenants; ``adapter`` is the digest of a LoRA adapter's files, empty without one.
+    Engine version, block size and layout are left out: pages are canonical, so they do not change the bytes' meaning.
+    """
+    fmt = fingerprint.format
+    parts = [
+        fingerprint.weights.encode(),
+        str(fingerprint.weights_epoch).encode(),
+        repr((fmt.layers, fmt.kv_heads, fmt.head_dim, fmt.dtype, fmt.page_tokens)).encode(),
+        adapter.encode(),
+        salt.encode(),
+    ]
+    digest = hashlib.blake2b(frame(parts), digest_size=NAME_BYTES, person=_ROOT)
+    return PageName(digest.digest())
+
+
+def token_bytes(tokens: Sequence[int]) -> bytes:
+    """``tokens`` as unsigned 32-bit little-endian integers. Raises OverflowError on an id outside that range."""
+    packed = array("I", tokens)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def page_name(parent: PageName, tokens: bytes) -> PageName:
+    """Name of the page that holds ``tokens`` (packed by ``token_bytes``) after ``parent``.
+
+    The packed length is part of what is hashed, so a partial page never equals a full one.
+    """
+    return PageName(hashlib.blake2b(tokens, key=parent, digest_size=NAME_BYTES, person=_PAGE).digest())
+
+
+def extend_names(names: list[PageName], root: PageName, tokens: Sequence[int], page_tokens: int) -> None:
+    """Append to ``names`` (full pages only) the names of the pages of ``tokens`` that are still missing."""
+    start = len(names)
+    end = len(tokens) // page_tokens
+    if start >= end:
+        return
+    step = 4 * page_tokens
+    packed = token_bytes(tokens[start * page_tokens : end * page_tokens])
+    parent = names[-1] if names else root
+    for offset in range(0, len(packed), step):
+        parent = page_name(parent, packed[offset : offset + step])
+        names.append(parent)
+
+
+def name_pages(root: PageName, tokens: Sequence[int], page_tokens: int) -> list[PageName]:
+    """Names of all pages of ``tokens``, the partial last one included: ``ceil(len(tokens) / page_tokens)``."""
+    names: list[PageName] = []
+    extend_names(names, root, tokens, page_tokens)
+    rest = tokens[len(names) * page_tokens :]
+    if rest:
+        names.append(page_name(names[-1] if names else root, token_bytes(rest)))
+    return names
+
+
+def can_exchange(ours: Fingerprint, theirs: Fingerprint) -> str | None:
+    """None when a page of one is a page of the other; else the name of the first field that differs."""
+    for owner, other, prefix in ((ours, theirs, ""), (ours.format, theirs.format, "format.")):
+        for field in msgspec.structs.fields(owner):
+            mine, yours = getattr(owner, field.name), getattr(other, field.name)
+            if field.name != "format" and mine != yours:
+                return prefix + field.name
+    return None
+
+
+def require_exchange(ours: Fingerprint, theirs: Fingerprint) -> None:
+    """Raise ``Incompatible`` naming the field unless ``can_exchange``."""
+    field = can_exchange(ours, theirs)
+    if field is not None:
+        leaf = field.removeprefix("format.")
+        sides = (ours.format, theirs.format) if leaf != field else (ours, theirs)
+        raise Incompatible(field, getattr(sides[0], leaf), getattr(sides[1], leaf))

@@ -1,0 +1,404 @@
+"""Every message that crosses a process, and how bytes become messages. No I/O happens here.
+
+A frame is a 4-byte little-endian length and that many bytes of msgpack. Some messages announce raw
+payload bytes that follow the frame (``Segments``); the reader takes exactly that many.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterator
+
+import msgspec
+
+from kvrelay.errors import Malformed, Refused
+from kvrelay.types import PageFormat, PageName, SlotRef, Stage, StoreInfo, WorkerInfo
+
+WIRE_VERSION = 1
+MAX_FRAME_BYTES = 4 << 20
+"""Longest message: 100k page names are 1.8 MB."""
+MAX_PAYLOAD_BYTES = 64 << 20
+"""Longest raw payload after one frame."""
+_LENGTH_BYTES = 4
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
+    """Base of all messages; the class name is the tag on the wire."""
+
+
+# ---------------------------------------------------------------- handshake: first three frames of every link
+
+
+class Hello(Message, frozen=True, kw_only=True):
+    version: int
+    purpose: str
+    """``client`` (a worker or script at its node's store), ``peer`` (store to store), ``feed`` (to a router)."""
+    sender: str
+    nonce: bytes
+
+
+class Challenge(Message, frozen=True, kw_only=True):
+    nonce: bytes
+    proof: bytes
+
+
+class Proof(Message, frozen=True, kw_only=True):
+    proof: bytes
+
+
+class Rejected(Message, frozen=True, kw_only=True):
+    """The link is refused, or a request failed; ``code`` is an error class of ``errors``."""
+
+    code: str
+    reason: str
+    id: int = 0
+
+
+class Welcome(Message, frozen=True, kw_only=True):
+    receiver: str
+
+
+def prove(key: bytes, side: str, hello_nonce: bytes, challenge_nonce: bytes) -> bytes:
+    """Proof that ``side`` (``server`` or ``client``) holds ``key``, bound to both nonces."""
+    text = side.encode() + b"\0" + hello_nonce + challenge_nonce
+    return hmac.new(key, text, hashlib.sha256).digest()
+
+
+def check_proof(key: bytes, side: str, hello_nonce: bytes, challenge_nonce: bytes, proof: bytes) -> None:
+    """Raise ``Refused`` unless ``proof`` is right."""
+    if not hmac.compare_digest(prove(key, side, hello_nonce, challenge_nonce), proof):
+        raise Refused("the peer does not hold this cluster's key; give both sides the same key file")
+
+
+# ---------------------------------------------------------------- client <-> its node's store (unix socket)
+#
+# Requests carry an ``id``; the answer carries the same one. Messages without an ``id`` are one-way.
+
+
+class Attach(Message, frozen=True, kw_only=True):
+    """Map the arena of ``format``. The answer comes with two file descriptors: the arena's memory and its doorbell."""
+
+    id: int
+    owner: str
+    """``worker/incarnation``: slots and leases of a lost owner's last connection are reclaimed."""
+    format: PageFormat
+
+
+class Attached(Message, frozen=True, kw_only=True):
+    id: int
+    epoch: int
+    slots: int
+    store: str
+    advertised: str
+    """Address at which other stores reach this one."""
+
+
+class Allocate(Message, frozen=True, kw_only=True):
+    """Ask for up to ``count`` empty slots to write into; fewer may come back (the arena is full of pinned pages)."""
+
+    id: int
+    count: int
+
+
+class Granted(Message, frozen=True, kw_only=True):
+    id: int
+    slots: list[SlotRef]
+
+
+class NewPage(msgspec.Struct, frozen=True, array_like=True):
+    """A page that its writer starts to fill."""
+
+    name: PageName
+    slot: SlotRef
+    tokens: int
+    """Valid tokens; fewer than ``page_tokens`` for the partial last page of a prompt."""
+
+
+class Announce(Message, frozen=True, kw_only=True):
+    """Granted slots are being filled as these pages. With ``transfer`` they are also pages of that transfer."""
+
+    pages: list[NewPage]
+    transfer: str | None = None
+
+
+class OpenTransfer(Message, frozen=True, kw_only=True):
+    """P starts a request whose KV goes to the node behind ``push_to`` (None: D shares this store).
+
+    ``names`` are the pages of the whole prompt in order. Those already here and missing there are pushed at once;
+    the others when ``Announce`` brings them.
+    """
+
+    transfer: str
+    names: list[PageName]
+    total_tokens: int
+    push_to: str | None
+
+
+class Milestone(Message, frozen=True, kw_only=True):
+    """Something happened to a transfer; the store acts on it and passes it on to its routers."""
+
+    transfer: str
+    stage: Stage
+    reason: str = ""
+    tokens: int = 0
+
+
+class Acquire(Message, frozen=True, kw_only=True):
+    """Pin the pages among ``names`` that are here or arriving, for ``ttl_s`` seconds, under ``lease``.
+
+    ``transfers``: transfers that may still bring missing ones.
+    """
+
+    id: int
+    lease: str
+    names: list[PageName]
+    ttl_s: float
+    transfers: list[str] = []
+
+
+class Held(msgspec.Struct, frozen=True, array_like=True):
+    """A pinned page: its slot, its valid tokens, and whether all its layers are in (else they are arriving)."""
+
+    slot: SlotRef
+    tokens: int
+    complete: bool
+
+
+class Acquired(Message, frozen=True, kw_only=True):
+    """Answer to ``Acquire``: one entry per name, None for a miss.
+
+    ``waiting``: at least one missing page is expected from a named transfer that is alive or not yet known here.
+    """
+
+    id: int
+    pages: list[Held | None]
+    waiting: bool
+
+
+class Release(Message, frozen=True, kw_only=True):
+    lease: str
+
+
+class Exists(Message, frozen=True, kw_only=True):
+    id: int
+    names: list[PageName]
+
+
+class Existing(Message, frozen=True, kw_only=True):
+    """One flag per name: the page is complete here."""
+
+    id: int
+    present: list[bool]
+
+
+class Describe(Message, frozen=True, kw_only=True):
+    id: int
+
+
+class Described(Message, frozen=True, kw_only=True):
+    id: int
+    counts: dict[str, int]
+    """Monotonic counters and gauges, by name with unit, e.g. ``pages_used``, ``bytes_pushed``."""
+
+
+class Report(Message, frozen=True, kw_only=True):
+    """Counter increments of a worker, merged into its store's ``Described.counts``, e.g. ``load_bad_checksum``."""
+
+    counts: dict[str, int]
+
+
+# ---------------------------------------------------------------- store <-> store (TCP)
+
+
+class PushOpen(Message, frozen=True, kw_only=True):
+    transfer: str
+    format: PageFormat
+    names: list[PageName]
+    total_tokens: int
+
+
+class PushPages(Message, frozen=True, kw_only=True):
+    """Pages ``first, first + 1, ...`` of the transfer's names exist at the sender. Answered by ``PushWanted``."""
+
+    transfer: str
+    indices: list[int]
+
+
+class PushWanted(Message, frozen=True, kw_only=True):
+    """Which of the offered pages the receiver lacks and has made room for."""
+
+    transfer: str
+    indices: list[int]
+
+
+class Segment(msgspec.Struct, frozen=True, array_like=True):
+    """One layer of one page, in the payload that follows; ``checksum`` is over exactly those bytes."""
+
+    page: int
+    layer: int
+    checksum: int
+
+
+class Segments(Message, frozen=True, kw_only=True):
+    """Raw bytes of ``items``, in this order, follow this frame: ``payload_bytes`` in all."""
+
+    transfer: str
+    items: list[Segment]
+    payload_bytes: int
+
+
+class PushClosed(Message, frozen=True, kw_only=True):
+    """The sender sends no more for this transfer; ``complete`` when everything wanted was sent."""
+
+    transfer: str
+    complete: bool
+    reason: str = ""
+
+
+# ---------------------------------------------------------------- workers and stores -> routers (TCP)
+
+
+class RegisterWorker(Message, frozen=True, kw_only=True):
+    worker: WorkerInfo
+
+
+class RegisterStore(Message, frozen=True, kw_only=True):
+    store: StoreInfo
+
+
+class Heartbeat(Message, frozen=True, kw_only=True):
+    """Sent every ``heartbeat_s``. Not ``healthy``: the engine does not answer, and the router sends it no work."""
+
+    name: str
+    incarnation: str
+    healthy: bool
+    counts: dict[str, int] = {}
+
+
+class Leaving(Message, frozen=True, kw_only=True):
+    """A clean goodbye: the sender will not answer from now on."""
+
+    name: str
+    incarnation: str
+
+
+class TransferEvent(Message, frozen=True, kw_only=True):
+    """A store relays a transfer's milestone."""
+
+    store: str
+    transfer: str
+    stage: Stage
+    reason: str = ""
+    tokens: int = 0
+    """Tokens of the prompt (STARTED), tokens served from KV (LOADED)."""
+    bytes: int = 0
+    """Bytes that crossed the wire (ARRIVED)."""
+    seconds: float = 0.0
+    """From the first segment sent to the last one in (ARRIVED)."""
+
+
+AnyMessage = (
+    Hello | Challenge | Proof | Rejected | Welcome
+    | Attach | Attached | Allocate | Granted | Announce | OpenTransfer | Milestone
+    | Acquire | Acquired | Release | Exists | Existing | Describe | Described | Report
+    | PushOpen | PushPages | PushWanted | Segments | PushClosed
+    | RegisterWorker | RegisterStore | Heartbeat | Leaving | TransferEvent
+)  # fmt: skip
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(AnyMessage)
+
+
+def encode(message: Message) -> bytes:
+    """One whole frame. Raises ``Malformed`` when the message is longer than ``MAX_FRAME_BYTES``."""
+    body = _encoder.encode(message)
+    if len(body) > MAX_FRAME_BYTES:
+        raise Malformed(f"{type(message).__name__} of {len(body)} bytes is over the limit of {MAX_FRAME_BYTES}")
+    return len(body).to_bytes(_LENGTH_BYTES, "little") + body
+
+
+def decode(body: bytes | bytearray | memoryview) -> Message:
+    """The message of one frame's body. Raises ``Malformed``."""
+    try:
+        return _decoder.decode(body)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise Malformed(f"not a message of wire version {WIRE_VERSION}: {error}") from error
+
+
+class FrameReader:
+    """Turns a byte stream into messages; ``take`` hands out raw payload bytes that were already received."""
+
+    def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
+        self._buffer = bytearray()
+        self._max_frame_bytes = max_frame_bytes
+
+    def __repr__(self) -> str:
+        return f"<FrameReader {len(self._buffer)} bytes waiting>"
+
+    def feed(self, data: bytes | memoryview) -> None:
+        self._buffer += data
+
+    def next(self) -> Message | None:
+        """The next whole message, or None until more bytes are fed. Raises ``Malformed``."""
+        if len(self._buffer) < _LENGTH_BYTES:
+            return None
+        size = int.from_bytes(self._buffer[:_LENGTH_BYTES], "little")
+        if size > self._max_frame_bytes:
+            raise Malformed(f"a frame of {size} bytes is over the limit of {self._max_frame_bytes}")
+        end = _LENGTH_BYTES + size
+        if len(self._buffer) < end:
+            return None
+        message = decode(bytes(memoryview(self._buffer)[_LENGTH_BYTES:end]))
+        del self._buffer[:end]
+        return message
+
+    def take(self, view: memoryview) -> int:
+        """Move up to ``len(view)`` buffered bytes into ``view``; how many."""
+        count = min(len(view), len(self._buffer))
+        view[:count] = self._buffer[:count]
+        del self._buffer[:count]
+        return count
+
+    def __iter__(self) -> Iterator[Message]:
+        while (message := self.next()) is not None:
+            yield message
+
+
+# ---------------------------------------------------------------- router -> engine, inside ``kv_transfer_params``
+
+HANDOFF_KEY = "kvrelay"
+"""Our key in ``kv_transfer_params``; never accepted from clients."""
+
+
+class PrefillLeg(Message, frozen=True, kw_only=True):
+    """What P's connector is told."""
+
+    transfer: str
+    push_to: str | None
+    """Address of D's node store; None when P and D share one."""
+
+
+class DecodeLeg(Message, frozen=True, kw_only=True):
+    """What D's connector is told: which transfers bring pages of this request's prompts. A hint, never an identity."""
+
+    transfers: list[str]
+
+
+Handoff = PrefillLeg | DecodeLeg
+
+
+def handoff_params(leg: Handoff) -> dict[str, object]:
+    """``leg`` as a JSON-ready ``kv_transfer_params`` value."""
+    built: dict[str, object] = msgspec.to_builtins(leg)
+    return {HANDOFF_KEY: built}
+
+
+def read_handoff(params: object) -> Handoff | None:
+    """The leg inside ``kv_transfer_params``; None when there is none. Raises ``Malformed``."""
+    if not isinstance(params, dict) or HANDOFF_KEY not in params:
+        return None
+    try:
+        return msgspec.convert(params[HANDOFF_KEY], PrefillLeg | DecodeLeg)
+    except msgspec.ValidationError as error:
+        raise Malformed(f"kv_transfer_params.{HANDOFF_KEY}: {error}") from error

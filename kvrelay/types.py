@@ -1,0 +1,161 @@
+"""Words everyone shares. Values only: nothing here reads a clock, a socket or a file."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NewType
+
+import msgspec
+
+PageName = NewType("PageName", bytes)
+"""16 bytes that name the KV of one run of tokens; see ``identity``."""
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Bytes per element of the KV dtypes that a page can hold."""
+
+
+class Value(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of every frozen value: keyword-only fields, comparable, hashable."""
+
+
+class Role(StrEnum):
+    """What a worker is asked to do. A label in the router: any worker can play any role."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    BOTH = "both"
+
+    @property
+    def prefills(self) -> bool:
+        return self is not Role.DECODE
+
+    @property
+    def decodes(self) -> bool:
+        return self is not Role.PREFILL
+
+
+class PageFormat(Value, frozen=True, kw_only=True):
+    """Shape of a canonical page: ``[layer][K|V][token][kv_head][head_dim]``.
+
+    A page of ``t`` tokens (``t <= page_tokens``) is stored compactly: each layer's segment holds
+    K of its ``t`` tokens, then V of them, at the start of that layer's fixed stride.
+    """
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    dtype: str
+    page_tokens: int
+
+    @property
+    def token_layer_bytes(self) -> int:
+        """Bytes of K and V of one token in one layer."""
+        return 2 * self.kv_heads * self.head_dim * DTYPE_BYTES[self.dtype]
+
+    @property
+    def segment_bytes(self) -> int:
+        """Stride of one layer inside a page, in bytes."""
+        return self.page_tokens * self.token_layer_bytes
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a whole page, all layers."""
+        return self.layers * self.segment_bytes
+
+    def pages_for(self, tokens: int) -> int:
+        """How many pages ``tokens`` tokens need, the partial one included."""
+        return -(-tokens // self.page_tokens)
+
+
+class Fingerprint(Value, frozen=True, kw_only=True):
+    """Everything about a worker that decides whether another may use its pages."""
+
+    weights: str
+    """Digest of the model folder's files (config, weights)."""
+    weights_epoch: int
+    """Counts in-place weight updates (``reset_cache``); pages of another epoch are misses."""
+    format: PageFormat
+    naming: int
+    """Version of the page-naming scheme (``identity.NAMING_VERSION``)."""
+    engine: str
+    """Engine and version, e.g. ``vllm 0.32.0``."""
+    speculative: str = ""
+    """Speculative decoding setting; empty when off."""
+
+
+class Engine(Value, frozen=True, kw_only=True):
+    """What a started engine says of itself (written by the connector, read by the worker)."""
+
+    fingerprint: Fingerprint
+    kv_tokens: int
+    """KV capacity of the engine, in tokens."""
+    block_tokens: int
+    max_model_len: int
+    max_batched_tokens: int
+    """Token budget of one step: the size of a prefill chunk."""
+
+
+class WorkerInfo(Value, frozen=True, kw_only=True):
+    """A worker as it registers with the router."""
+
+    name: str
+    incarnation: str
+    role: Role
+    url: str
+    """Base URL of its OpenAI server, e.g. ``http://127.0.0.1:8101``."""
+    model: str
+    """Model id that clients use."""
+    store: str
+    """Name of its node's store."""
+    engine: Engine
+
+
+class StoreInfo(Value, frozen=True, kw_only=True):
+    """A store as it registers with the router."""
+
+    name: str
+    incarnation: str
+    address: str
+    """``host:port`` at which other stores reach it."""
+    capacity_bytes: int
+
+
+class Stage(StrEnum):
+    """Milestones of one hand-off, as the router hears of them."""
+
+    STARTED = "started"
+    """P's engine scheduled the request's first chunk."""
+    LAST_CHUNK = "last_chunk"
+    """P's engine scheduled the chunk that ends the prompt: time to dispatch D."""
+    ARRIVED = "arrived"
+    """Every page of the prompt is complete in D's node store."""
+    LOADED = "loaded"
+    """D's engine holds the pages in its own KV cache (or gave up on some of them)."""
+    FAILED = "failed"
+    """No more pages will come; what arrived is valid."""
+
+
+class SlotRef(msgspec.Struct, frozen=True, array_like=True):
+    """One slot of an arena at one moment of its life. Stale once the slot's generation moved on."""
+
+    slot: int
+    generation: int
+
+
+class RequestFacts(Value, frozen=True, kw_only=True):
+    """What the brain needs to know of a request; never its text."""
+
+    request_id: str
+    model: str
+    prompt_tokens: tuple[int, ...]
+    """Length of each prompt of the request, in tokens."""
+    max_tokens: int
+    """Most tokens that D may write, all choices together."""
+    page_names: tuple[tuple[PageName, ...], ...]
+    """Page names of each prompt; empty when the router cannot name them."""
+
+
+class Counters(Value, frozen=True, kw_only=True):
+    """Named monotonic counts, e.g. ``pages_evicted``; the unit is in the name."""
+
+    counts: dict[str, int]
