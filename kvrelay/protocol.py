@@ -113,6 +113,8 @@ class NewPage(msgspec.Struct, frozen=True, array_like=True):
     slot: SlotRef
     tokens: int
     """Valid tokens; fewer than ``page_tokens`` for the partial last page of a prompt."""
+    parent: PageName | None = None
+    """The page before it in its chain, when the writer knows: parents are evicted after their children."""
 
 
 class Announce(Message, frozen=True, kw_only=True):
@@ -178,6 +180,12 @@ class Acquired(Message, frozen=True, kw_only=True):
 
 class Release(Message, frozen=True, kw_only=True):
     lease: str
+
+
+class Suspect(Message, frozen=True, kw_only=True):
+    """A reader found bytes of these slots that do not match their checksums; the store looks and forgets such pages."""
+
+    slots: list[SlotRef]
 
 
 class Exists(Message, frozen=True, kw_only=True):
@@ -301,7 +309,7 @@ class TransferEvent(Message, frozen=True, kw_only=True):
 AnyMessage = (
     Hello | Challenge | Proof | Rejected | Welcome
     | Attach | Attached | Allocate | Granted | Announce | OpenTransfer | Milestone
-    | Acquire | Acquired | Release | Exists | Existing | Describe | Described | Report
+    | Acquire | Acquired | Release | Suspect | Exists | Existing | Describe | Described | Report
     | PushOpen | PushPages | PushWanted | Segments | PushClosed
     | RegisterWorker | RegisterStore | Heartbeat | Leaving | TransferEvent
 )  # fmt: skip

@@ -1,0 +1,218 @@
+"""Pages of one format in memory that the store and its clients map together.
+
+It must never decide anything: which page lives in which slot is the catalog's business. Columns of
+``generation``, ``state`` and ``tokens`` are written by the store alone; a slot's writer writes its bytes,
+its checksums and last its ``ready`` marks, so a mark that is there vouches for what it covers.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvrelay.errors import Incompatible, Malformed
+from kvrelay.types import DTYPE_BYTES, PageFormat, SlotRef
+
+_MAGIC = 0x316C6572766B  # "kvrel1"
+_LAYOUT_VERSION = 1
+_MEMORY_PAGE = 4096
+_HEADER = np.dtype([(name, np.int64) for name in ("magic", "version", "epoch", "slots", "stride", "geometry")])
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+Checksums = npt.NDArray[np.uint64]
+
+
+class SlotState(IntEnum):
+    """What a slot holds at its present generation."""
+
+    FREE = 0
+    FILLING = 1
+    COMPLETE = 2
+    FAILED = 3
+
+
+def slot_stride(format: PageFormat) -> int:
+    """Bytes from one slot to the next: a page rounded up to whole memory pages, so that a hole can be punched."""
+    return -(-format.page_bytes // _MEMORY_PAGE) * _MEMORY_PAGE
+
+
+def _geometry(format: PageFormat) -> int:
+    """``format`` as one positive integer, for a check of two processes' ideas of it."""
+    dtype = sorted(DTYPE_BYTES).index(format.dtype)
+    packed = 0
+    for part in (format.layers, format.kv_heads, format.head_dim, format.page_tokens):
+        packed = packed << 14 | part
+    return packed << 4 | dtype
+
+
+def _meta_bytes(format: PageFormat, slots: int) -> int:
+    used = _MEMORY_PAGE + 8 * slots * (3 + 2 * format.layers)
+    return -(-used // _MEMORY_PAGE) * _MEMORY_PAGE
+
+
+class Arena:
+    """A mapped arena. Methods are safe from any thread; ``close`` is for its owner, when nobody uses it any more."""
+
+    def __init__(self, fd: int, format: PageFormat, slots: int) -> None:
+        self.format = format
+        self.slots = slots
+        self.fd = fd
+        self.stride = slot_stride(format)
+        self._data_offset = _meta_bytes(format, slots)
+        self._map = mmap.mmap(fd, self._data_offset + slots * self.stride)
+        self._view = memoryview(self._map)
+        self._header = np.frombuffer(self._map, _HEADER, 1)
+        columns = np.frombuffer(self._map, np.int64, slots * (3 + format.layers), _MEMORY_PAGE)
+        self._generation, self._state, self._tokens = columns[: 3 * slots].reshape(3, slots)
+        self._ready = columns[3 * slots :].reshape(format.layers, slots)
+        sums_at = _MEMORY_PAGE + columns.nbytes
+        self._checksum = np.frombuffer(self._map, np.uint64, slots * format.layers, sums_at).reshape(-1, slots)
+        self.data = np.frombuffer(self._map, np.uint8, slots * self.stride, self._data_offset).reshape(slots, -1)
+
+    @classmethod
+    def create(cls, format: PageFormat, slots: int, epoch: int) -> Arena:
+        """A fresh arena of anonymous memory: it is gone with its last process, however that one ends."""
+        fd = os.memfd_create("kvrelay-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(fd, _meta_bytes(format, slots) + slots * slot_stride(format))
+            # Sealed: a client that could shrink the file would kill every other one with SIGBUS.
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+            arena = cls(fd, format, slots)
+        except BaseException:
+            os.close(fd)
+            raise
+        # Generations start at the random epoch: a reference from before a restart can never look current.
+        arena._generation[:] = epoch
+        arena._header[0] = (_MAGIC, _LAYOUT_VERSION, epoch, slots, arena.stride, _geometry(format))
+        return arena
+
+    @classmethod
+    def attach(cls, fd: int, format: PageFormat) -> Arena:
+        """Map the arena behind ``fd``, and close ``fd``. Raises ``Malformed``, ``Incompatible``."""
+        try:
+            arena = cls(fd, format, _check_header(fd, format))
+        finally:
+            os.close(fd)
+        arena.fd = -1
+        return arena
+
+    def __repr__(self) -> str:
+        if self.slots == 0:
+            return "<Arena closed>"
+        used = int(np.count_nonzero(self._state))
+        return f"<Arena epoch {self.epoch:#x}, {used} of {self.slots} slots in use, {self.stride} bytes each>"
+
+    @property
+    def epoch(self) -> int:
+        """Identity of this arena; slot references of another epoch mean nothing here."""
+        return int(self._header["epoch"][0])
+
+    # ------------------------------------------------------------ readers and writers
+
+    def segment(self, slot: int, layer: int, tokens: int) -> memoryview:
+        """The valid bytes of one layer of one page, writable: K of its ``tokens`` tokens, then V of them."""
+        start = self._data_offset + slot * self.stride + layer * self.format.segment_bytes
+        return self._view[start : start + tokens * self.format.token_layer_bytes]
+
+    def publish(self, ref: SlotRef, layer: int, checksum: int) -> bool:
+        """Mark ``layer`` as in. False, and nothing written, when ``ref`` is stale."""
+        if not self.is_current(ref):
+            return False
+        self._checksum[layer, ref.slot] = checksum
+        self._ready[layer, ref.slot] = ref.generation
+        return True
+
+    def publish_many(self, slots: Ints, generations: Ints, layer: int, checksums: Checksums) -> None:
+        """``publish`` for many pages at once; stale ones are left out."""
+        current = self._generation[slots] == generations
+        self._checksum[layer, slots[current]] = checksums[current]
+        self._ready[layer, slots[current]] = generations[current]
+
+    def is_current(self, ref: SlotRef) -> bool:
+        """Whether ``ref`` still names what its slot holds."""
+        return 0 <= ref.slot < self.slots and int(self._generation[ref.slot]) == ref.generation
+
+    def is_failed(self, ref: SlotRef) -> bool:
+        """No more layers will come: the page was given up, or ``ref`` is stale."""
+        return not self.is_current(ref) or int(self._state[ref.slot]) == SlotState.FAILED
+
+    def state(self, ref: SlotRef) -> SlotState:
+        """State of the slot; FREE when ``ref`` is stale."""
+        return SlotState(int(self._state[ref.slot])) if self.is_current(ref) else SlotState.FREE
+
+    def tokens(self, ref: SlotRef) -> int:
+        """Valid tokens of the page, 0 when ``ref`` is stale or not announced yet."""
+        return int(self._tokens[ref.slot]) if self.is_current(ref) else 0
+
+    def ready(self, slots: Ints, generations: Ints, layer: int) -> Bools:
+        """Which of the pages hold ``layer``. A stale reference is never ready."""
+        mine: Bools = (self._ready[layer, slots] == generations) & (self._generation[slots] == generations)
+        return mine
+
+    def ready_layers(self, slots: Ints, generations: Ints) -> Bools:
+        """``[layers, pages]``: which layers of which pages are in."""
+        mine: Bools = (self._ready[:, slots] == generations) & (self._generation[slots] == generations)
+        return mine
+
+    def checksums(self, slots: Ints, layer: int) -> Checksums:
+        """Checksums of ``layer`` as its writers published them."""
+        sums: Checksums = self._checksum[layer, slots]
+        return sums
+
+    # ------------------------------------------------------------ the store alone
+
+    def occupy(self, slot: int) -> SlotRef:
+        """Hand out a free slot for writing."""
+        self._tokens[slot] = 0
+        self._state[slot] = SlotState.FILLING
+        return SlotRef(slot, int(self._generation[slot]))
+
+    def set_tokens(self, slot: int, tokens: int) -> None:
+        self._tokens[slot] = tokens
+
+    def set_state(self, slot: int, state: SlotState) -> None:
+        self._state[slot] = state
+
+    def vacate(self, slot: int) -> None:
+        """Make every reference to the slot stale, then free it."""
+        self._generation[slot] += 1
+        self._state[slot] = SlotState.FREE
+
+    def punch(self, slot: int) -> None:
+        """Give the slot's memory back to the machine."""
+        start = self._data_offset + slot * self.stride
+        self._map.madvise(mmap.MADV_REMOVE, start, self.stride)
+
+    def close(self) -> None:
+        """Drop the mapping and its descriptor. Views that others still hold stay valid until they drop them."""
+        if self.fd >= 0:
+            os.close(self.fd)
+        self.fd, self.slots, self._view = -1, 0, memoryview(b"")
+        nothing: npt.NDArray[Any] = np.empty((0, 0), np.int64)
+        self._generation = self._state = self._tokens = nothing[0:0, 0:0].reshape(0)
+        self._ready, self._checksum = nothing, nothing.astype(np.uint64)
+        self.data = nothing.astype(np.uint8)
+
+
+def _check_header(fd: int, format: PageFormat) -> int:
+    """Slots of the arena behind ``fd``, once its header agrees with ``format`` and with the file's size."""
+    size = os.fstat(fd).st_size
+    if size < _MEMORY_PAGE:
+        raise Malformed(f"an arena of {size} bytes has no header")
+    header = np.frombuffer(os.pread(fd, _HEADER.itemsize, 0), _HEADER)[0]
+    if (int(header["magic"]), int(header["version"])) != (_MAGIC, _LAYOUT_VERSION):
+        raise Malformed("the descriptor is no arena of this version; run the same kvrelay on both sides")
+    if int(header["geometry"]) != _geometry(format):
+        raise Incompatible("format", _geometry(format), int(header["geometry"]))
+    slots = int(header["slots"])
+    if size != _meta_bytes(format, slots) + slots * slot_stride(format):
+        raise Malformed(f"an arena of {size} bytes cannot hold {slots} slots of {slot_stride(format)} bytes")
+    return slots

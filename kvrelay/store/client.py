@@ -1,0 +1,281 @@
+"""What a worker or a script holds of its node's store. It never blocks its caller, except the helpers for scripts.
+
+A background thread keeps the link, for ever: while the store is away everything is a miss.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TypeVar
+
+from kvrelay.errors import KvrelayError, Lost, Overloaded
+from kvrelay.protocol import (
+    Acquire,
+    Acquired,
+    Allocate,
+    Announce,
+    Describe,
+    Described,
+    Existing,
+    Exists,
+    Granted,
+    Message,
+    Milestone,
+    NewPage,
+    OpenTransfer,
+    Release,
+    Report,
+)
+from kvrelay.store.arena import Arena
+from kvrelay.store.attachment import Attachment
+from kvrelay.store.copying import read_page, write_page
+from kvrelay.store.stock import SlotStock
+from kvrelay.types import PageFormat, PageName, SlotRef, Stage
+
+FIRST_RETRY_S = 0.05
+LAST_RETRY_S = 1.0
+REFILL_RETRY_S = 0.5
+"""Pause before asking again for slots that a full store did not grant."""
+ANSWER_S = 5.0
+"""Longest wait of a blocking helper."""
+
+M = TypeVar("M", bound=Message)
+
+
+class StoreClient:
+    """Link of one ``owner`` (``worker/incarnation``) to its store, for pages of one format."""
+
+    def __init__(self, socket_path: Path, key: bytes, *, owner: str, format: PageFormat, grant_slots: int = 0) -> None:
+        self._socket_path = socket_path
+        self._key = key
+        self._owner = owner
+        self._format = format
+        self._stock = SlotStock(grant_slots)
+        self._refilling = False
+        self._attachment: Attachment | None = None
+        self._is_attached = threading.Event()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._work, name=f"store-client {owner}", daemon=True)
+        self._stop = asyncio.Event()
+        self.problem = "not started"
+        """Why there is no link at the moment; empty while attached."""
+
+    def __repr__(self) -> str:
+        state = "attached" if self._attachment else f"detached ({self.problem})"
+        return f"<StoreClient {self._owner} at {self._socket_path}, {state}, {self._stock!r}>"
+
+    def start(self) -> None:
+        """Start the background thread and the first dial."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the link and the thread."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stop.set)
+            self._thread.join()
+
+    def wait_attached(self, timeout_s: float) -> bool:
+        """Block until the arena is mapped; whether it is."""
+        return self._is_attached.wait(timeout_s)
+
+    # ------------------------------------------------------------ never blocking
+
+    @property
+    def arena(self) -> Arena | None:
+        """The mapped arena; None while detached. Every attachment makes a new one; keep the object while you use it."""
+        attachment = self._attachment
+        return attachment.arena if attachment else None
+
+    @property
+    def store_name(self) -> str:
+        """Name of the attached store; empty while detached."""
+        attachment = self._attachment
+        return attachment.attached.store if attachment else ""
+
+    def take_slots(self, count: int) -> list[SlotRef]:
+        """Up to ``count`` empty slots to write into, each to be announced once; fewer when out."""
+        slots = self._stock.take(count)
+        self._on_loop(self._refill)
+        return slots
+
+    def give_back(self, slots: Sequence[SlotRef]) -> None:
+        """Return taken slots that were never announced."""
+        self._stock.add(slots)
+
+    def announce(self, pages: Sequence[NewPage], transfer: str | None = None) -> None:
+        """Tell the store which pages the taken slots become, in the prompt's order; then fill them and ``ring``."""
+        self._post(Announce(pages=list(pages), transfer=transfer))
+
+    def ring(self) -> None:
+        """Wake the store: layers were published."""
+        attachment = self._attachment
+        if attachment:
+            attachment.doorbell.ring()
+
+    def open_transfer(self, transfer: str, names: Sequence[PageName], total_tokens: int, push_to: str | None) -> None:
+        """P starts a request whose pages go to the store at ``push_to`` (None: they stay here)."""
+        self._post(OpenTransfer(transfer=transfer, names=list(names), total_tokens=total_tokens, push_to=push_to))
+
+    def milestone(self, transfer: str, stage: Stage, *, reason: str = "", tokens: int = 0) -> None:
+        """Pass a milestone of a transfer to the routers."""
+        self._post(Milestone(transfer=transfer, stage=stage, reason=reason, tokens=tokens))
+
+    def release(self, lease: str) -> None:
+        """Unpin what ``lease`` holds."""
+        self._post(Release(lease=lease))
+
+    def report(self, counts: dict[str, int]) -> None:
+        """Add to counters that ``describe`` shows."""
+        self._post(Report(counts=counts))
+
+    def acquire(
+        self, lease: str, names: Sequence[PageName], ttl_s: float, transfers: Sequence[str] = ()
+    ) -> Future[Acquired]:
+        """Pin what is here or arriving among ``names``; the future raises ``Lost`` when there is no store."""
+        asked = list(names), list(transfers)
+        return self._ask(
+            lambda id: Acquire(id=id, lease=lease, names=asked[0], ttl_s=ttl_s, transfers=asked[1]), Acquired
+        )
+
+    # ------------------------------------------------------------ blocking, for scripts
+
+    def exists(self, names: Sequence[PageName]) -> list[bool]:
+        """Which pages are complete in the store. Raises ``Lost``."""
+        return self._wait(self._ask(lambda id: Exists(id=id, names=list(names)), Existing)).present
+
+    def describe(self) -> dict[str, int]:
+        """The store's counters. Raises ``Lost``."""
+        return self._wait(self._ask(lambda id: Describe(id=id), Described)).counts
+
+    def put(self, name: PageName, payload: bytes | memoryview, tokens: int) -> None:
+        """Store one page: per layer K, then V of ``tokens`` tokens. Raises ``Lost``, ``Overloaded``, ``ValueError``."""
+        arena = self._mapped()
+        slot = self._slot()
+        try:
+            write_page(arena, slot, payload, tokens)
+        except ValueError:
+            self.give_back([slot])
+            raise
+        self.announce([NewPage(name, slot, tokens)])
+
+    def get(self, name: PageName) -> bytes | None:
+        """A verified copy of a page, None when it is not here or not whole. Raises ``Lost``."""
+        arena = self._mapped()
+        lease = f"get-{secrets.token_hex(8)}"
+        held = self._wait(self.acquire(lease, [name], ANSWER_S)).pages[0]
+        try:
+            if held is None or not held.complete:
+                return None
+            payload = read_page(arena, held.slot, held.tokens)
+        finally:
+            self.release(lease)
+        if payload is None:
+            self.report({"read_bad_checksum": 1})
+        return payload
+
+    def _mapped(self) -> Arena:
+        arena = self.arena
+        if arena is None:
+            raise Lost(f"no store at {self._socket_path}: {self.problem}")
+        return arena
+
+    def _slot(self) -> SlotRef:
+        slots = self.take_slots(1) or self._wait(self._ask(lambda id: Allocate(id=id, count=1), Granted)).slots
+        if not slots:
+            raise Overloaded("the store is full of pinned pages; release some or enlarge store.arena_bytes")
+        return slots[0]
+
+    def _wait(self, answer: Future[M]) -> M:
+        try:
+            return answer.result(ANSWER_S)
+        except TimeoutError as error:
+            raise Lost(f"the store did not answer within {ANSWER_S:g} s") from error
+
+    # ------------------------------------------------------------ the background thread
+
+    def _ask(self, build: Callable[[int], Message], kind: type[M]) -> Future[M]:
+        answer: Future[M] = Future()
+        self._on_loop(lambda: self._request(build, kind, answer), lambda: self._refuse(answer))
+        return answer
+
+    def _request(self, build: Callable[[int], Message], kind: type[M], answer: Future[M]) -> None:
+        if self._attachment is None:
+            self._refuse(answer)
+        else:
+            self._attachment.request(build, kind, answer)  # type: ignore[arg-type]
+
+    def _refuse(self, answer: Future[M]) -> None:
+        answer.set_exception(Lost(f"no store at {self._socket_path}: {self.problem}"))
+
+    def _post(self, message: Message) -> None:
+        attachment = self._attachment
+        if attachment:
+            self._on_loop(lambda: attachment.post(message))
+
+    def _on_loop(self, call: Callable[[], None], otherwise: Callable[[], None] = lambda: None) -> None:
+        try:
+            self._loop.call_soon_threadsafe(call)
+        except RuntimeError:  # the loop is closed
+            otherwise()
+
+    def _refill(self) -> None:
+        if self._refilling or self._attachment is None or self._stock.missing == 0:
+            return
+        self._refilling = True
+        answer: Future[Granted] = Future()
+        answer.add_done_callback(self._refilled)
+        count = self._stock.missing
+        self._request(lambda id: Allocate(id=id, count=count), Granted, answer)
+
+    def _refilled(self, answer: Future[Granted]) -> None:
+        self._refilling = False
+        if answer.exception() is None:
+            self._stock.add(answer.result().slots)
+        if self._stock.missing:
+            self._loop.call_later(REFILL_RETRY_S, self._refill)
+
+    def _work(self) -> None:
+        try:
+            self._loop.run_until_complete(self._run())
+        finally:
+            self._attachment = None
+            self._loop.close()
+
+    async def _run(self) -> None:
+        links = asyncio.create_task(self._keep_link())
+        stopped = asyncio.create_task(self._stop.wait())
+        await asyncio.wait((links, stopped), return_when=asyncio.FIRST_COMPLETED)
+        for task in (links, stopped):
+            task.cancel()
+        self.problem = "closed"
+        with contextlib.suppress(asyncio.CancelledError):
+            await links
+
+    async def _keep_link(self) -> None:
+        retry_s = FIRST_RETRY_S
+        while True:
+            try:
+                attachment = await Attachment.open(self._socket_path, self._key, self._owner, self._format)
+                retry_s = FIRST_RETRY_S
+                await self._serve(attachment)
+            except KvrelayError as error:
+                self.problem = str(error)
+            await asyncio.sleep(retry_s)
+            retry_s = min(LAST_RETRY_S, 2 * retry_s)
+
+    async def _serve(self, attachment: Attachment) -> None:
+        self._attachment, self.problem = attachment, ""
+        self._is_attached.set()
+        self._refill()
+        try:
+            await attachment.run()
+        finally:
+            self._attachment = None
+            self._is_attached.clear()
+            self._stock.clear()
