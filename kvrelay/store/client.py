@@ -31,6 +31,7 @@ from kvrelay.protocol import (
     OpenTransfer,
     Release,
     Report,
+    Suspect,
 )
 from kvrelay.store.arena import Arena
 from kvrelay.store.attachment import Attachment
@@ -129,6 +130,10 @@ class StoreClient:
     def release(self, lease: str) -> None:
         """Unpin what ``lease`` holds."""
         self._post(Release(lease=lease))
+
+    def suspect(self, slots: Sequence[SlotRef]) -> None:
+        """Tell the store that these slots hold wrong bytes, or will never be filled: it looks and forgets them."""
+        self._post(Suspect(slots=list(slots)))
 
     def report(self, counts: dict[str, int]) -> None:
         """Add to counters that ``describe`` shows."""

@@ -1,0 +1,1 @@
+"""The vLLM KV connector: the scheduler half decides, the worker half moves."""

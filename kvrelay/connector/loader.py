@@ -1,0 +1,223 @@
+"""Fills the engine's blocks with pages as they become ready, on its own thread. Each load is reported exactly once."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import SimpleQueue
+
+import numpy as np
+import torch
+import xxhash
+
+from kvrelay.connector.layout import BlockLayout, token_slots
+from kvrelay.connector.plan import LoadJob
+from kvrelay.connector.saver import arena_layer
+from kvrelay.store.arena import Arena
+from kvrelay.types import SlotRef
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.0005
+"""Pause between looks at the arena while a layer is arriving; nothing polls when no load is pending."""
+
+
+@dataclass(frozen=True)
+class LoadResult:
+    """A load that ended: which blocks hold garbage, and what went wrong, by counter name."""
+
+    request_id: str
+    bad_blocks: frozenset[int]
+    suspects: tuple[SlotRef, ...]
+    counts: dict[str, int]
+
+
+class _Load:
+    """One load in progress. Pages from ``usable`` on are given up."""
+
+    def __init__(self, job: LoadJob, arena: Arena, layout: BlockLayout) -> None:
+        self.job = job
+        self.arena = arena
+        self._layout = layout
+        self._page_tokens = arena.format.page_tokens
+        self.numbers = np.array([page.slot for page in job.pages], dtype=np.int64)
+        self.generations = np.array([page.generation for page in job.pages], dtype=np.int64)
+        self.usable = len(job.pages)
+        self.counts: dict[str, int] = {}
+        self.suspects: list[SlotRef] = []
+
+    def __repr__(self) -> str:
+        return f"<_Load {self.job.request_id}, {self.usable} of {len(self.job.pages)} pages usable>"
+
+    def give_up_from(self, page: int, reason: str) -> None:
+        """Pages ``page, page + 1, ...`` will not be loaded: the engine computes them."""
+        if page < self.usable:
+            self.usable = page
+            self.counts[reason] = self.counts.get(reason, 0) + 1
+
+    def drop_lost(self) -> None:
+        """Give up from the first page whose writer failed or whose slot was reused."""
+        for index in range(self.usable):
+            if self.arena.is_failed(SlotRef(int(self.numbers[index]), int(self.generations[index]))):
+                self.give_up_from(index, "load_page_lost")
+                return
+
+    def missing(self, layer: int) -> int:
+        """How many usable pages do not hold ``layer`` yet."""
+        ready = self.arena.ready(self.numbers[: self.usable], self.generations[: self.usable], layer)
+        return self.usable - int(np.count_nonzero(ready))
+
+    def copy_layer(self, layer: int, kv_layer: torch.Tensor) -> None:
+        """Copy one layer of the usable pages: into private memory, verify there, then into the blocks.
+
+        What is verified is what is used: nothing that happens to the arena meanwhile can get in between.
+        """
+        slots = self.numbers[: self.usable]
+        staged = torch.index_select(arena_layer(self.arena, layer, kv_layer.dtype), 0, torch.from_numpy(slots))
+        self._verify(layer, staged)
+        if self.usable:
+            key, value, first = self._assemble(staged[: self.usable])
+            blocks, offsets = token_slots(self.job.blocks, first, len(key), self._layout.block_tokens)
+            self._layout.scatter(kv_layer, blocks * self._layout.block_tokens + offsets, key, value)
+
+    def _verify(self, layer: int, staged: torch.Tensor) -> None:
+        raw = staged.view(torch.uint8).numpy()
+        expected = self.arena.checksums(self.numbers[: self.usable], layer)
+        token_bytes = self.arena.format.token_layer_bytes
+        for index, page in enumerate(self.job.pages[: self.usable]):
+            if xxhash.xxh3_64_intdigest(raw[index, : page.tokens * token_bytes]) != int(expected[index]):
+                self.suspects.append(SlotRef(page.slot, page.generation))
+                self.give_up_from(index, "load_bad_checksum")
+                return
+        still = self.arena.ready(self.numbers[: self.usable], self.generations[: self.usable], layer)
+        if not still.all():
+            self.give_up_from(int(np.argmin(still)), "load_slot_reused")
+
+    def _assemble(self, staged: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """K and V of the wanted positions, each ``[n, kv_head, head_dim]``, and the first position."""
+        fmt = self.arena.format
+        pages = self.job.pages[: self.usable]
+        tokens = pages[-1].tokens
+        whole = len(pages) - (tokens < self._page_tokens)
+        shaped = staged[:whole].view(whole, 2, self._page_tokens, fmt.kv_heads, fmt.head_dim)
+        parts = [shaped[:, which].reshape(-1, fmt.kv_heads, fmt.head_dim) for which in range(2)]
+        if whole < len(pages):
+            valid = 2 * tokens * fmt.kv_heads * fmt.head_dim
+            tail = staged[whole, :valid].view(2, tokens, fmt.kv_heads, fmt.head_dim)
+            parts = [torch.cat((parts[which], tail[which])) for which in range(2)]
+        first = pages[0].start
+        skip = max(0, self.job.begin - first)
+        return parts[0][skip:], parts[1][skip:], first + skip
+
+    def result(self) -> LoadResult:
+        bad: frozenset[int] = frozenset()
+        if self.usable < len(self.job.pages):
+            size = self._layout.block_tokens
+            first = max(self.job.begin, self.job.pages[self.usable].start) // size
+            bad = frozenset(self.job.blocks[first : -(-self.job.end // size)])
+        return LoadResult(self.job.request_id, bad, tuple(self.suspects), self.counts)
+
+
+class Loader:
+    """Runs loads one after another. The forward thread starts, cancels and collects them, and never waits."""
+
+    def __init__(
+        self,
+        layers: list[torch.Tensor],
+        layout: BlockLayout,
+        *,
+        wait_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._layers = layers
+        self._layout = layout
+        self._wait_s = wait_s
+        self._clock = clock
+        self._todo: SimpleQueue[tuple[LoadJob, Arena | None, int] | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._pending: set[str] = set()
+        self._cancelled: set[str] = set()
+        self._done: list[LoadResult] = []
+        self._thread = threading.Thread(target=self._run, name="kvrelay-loader", daemon=True)
+        self._thread.start()
+
+    def __repr__(self) -> str:
+        return f"<Loader {len(self._pending)} pending, {len(self._done)} to report>"
+
+    def start(self, job: LoadJob, arena: Arena | None, epoch: int) -> None:
+        """Queue a load from ``arena``, whose epoch must be ``epoch``."""
+        with self._lock:
+            self._pending.add(job.request_id)
+        self._todo.put((job, arena, epoch))
+
+    def cancel(self, request_id: str) -> None:
+        """Stop a load soon. It is reported like any other; an unknown or reported one is left alone."""
+        with self._lock:
+            if request_id in self._pending:
+                self._cancelled.add(request_id)
+
+    def collect(self) -> list[LoadResult]:
+        """The loads that ended since the last call, each exactly once."""
+        with self._lock:
+            done, self._done = self._done, []
+            for result in done:
+                self._pending.discard(result.request_id)
+                self._cancelled.discard(result.request_id)
+        return done
+
+    def close(self) -> None:
+        """End the thread after the load it is in."""
+        with self._lock:
+            self._cancelled |= self._pending
+        self._todo.put(None)
+        self._thread.join(timeout=5)
+
+    def _run(self) -> None:
+        while (item := self._todo.get()) is not None:
+            result = self._guarded(*item)
+            with self._lock:
+                self._done.append(result)
+
+    def _guarded(self, job: LoadJob, arena: Arena | None, epoch: int) -> LoadResult:
+        everything = frozenset(job.blocks[job.begin // self._layout.block_tokens :])
+        if arena is None or arena.epoch != epoch:
+            return LoadResult(job.request_id, everything, (), {"load_wrong_epoch": 1})
+        try:
+            load = _Load(job, arena, self._layout)
+            self._load(load)
+            return load.result()
+        except Exception:  # border: an unreported load would hold its blocks and spin the engine for ever
+            logger.exception("load of %s failed; the engine computes its prompt", job.request_id)
+            return LoadResult(job.request_id, everything, (), {"load_crashed": 1})
+
+    def _load(self, load: _Load) -> None:
+        for layer, kv_layer in enumerate(self._layers):
+            self._wait_for_layer(load, layer)
+            if not load.usable:
+                return
+            load.copy_layer(layer, kv_layer)
+
+    def _wait_for_layer(self, load: _Load, layer: int) -> None:
+        fewest = load.missing(layer)
+        deadline = self._clock() + self._wait_s
+        while fewest:
+            if load.job.request_id in self._cancelled:
+                load.give_up_from(0, "load_cancelled")
+                return
+            load.drop_lost()
+            missing = load.missing(layer)
+            if missing < fewest:
+                fewest, deadline = missing, self._clock() + self._wait_s
+            elif missing and self._clock() > deadline:
+                self._give_up_missing(load, layer)
+                return
+            fewest = min(fewest, missing)
+            if fewest:
+                time.sleep(POLL_S)
+
+    def _give_up_missing(self, load: _Load, layer: int) -> None:
+        ready = load.arena.ready(load.numbers[: load.usable], load.generations[: load.usable], layer)
+        load.give_up_from(int(np.argmin(ready)), "load_stalled")

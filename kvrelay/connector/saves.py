@@ -1,0 +1,110 @@
+"""Which pages of a request are still to be written to the store, and in which step. It never waits for a slot."""
+
+from __future__ import annotations
+
+from kvrelay import identity
+from kvrelay.connector.engine import EngineRequest
+from kvrelay.connector.plan import PageCopy, SaveJob
+from kvrelay.protocol import NewPage
+from kvrelay.store.client import StoreClient
+from kvrelay.types import PageName
+
+
+class SaveProgress:
+    """One request's pages: named as tokens become known, planned once their last token is computed.
+
+    Pages that the engine found in its own prefix cache never pass through a forward; they are planned
+    with the request's first step like all pages that lie below it.
+    """
+
+    def __init__(self, root: PageName, page_tokens: int, transfer: str | None) -> None:
+        self.transfer = transfer
+        self._root = root
+        self._page_tokens = page_tokens
+        self._names: list[PageName] = []
+        self._done = 0
+        """Leading full pages that are planned or in the store."""
+        self._present: set[int] = set()
+        self._tail_done = False
+
+    def __repr__(self) -> str:
+        return f"<SaveProgress {self._done} of {len(self._names)} pages, tail {'done' if self._tail_done else 'open'}>"
+
+    def names(self, tokens: EngineRequest) -> list[PageName]:
+        """Names of all pages of the request's tokens, the partial last one included."""
+        ids = tokens.all_token_ids
+        identity.extend_names(self._names, self._root, ids, self._page_tokens)
+        rest = ids[len(self._names) * self._page_tokens :]
+        if not len(rest):
+            return list(self._names)
+        return [*self._names, self._tail_name(list(rest))]
+
+    def _tail_name(self, rest: list[int]) -> PageName:
+        return identity.page_name(self._names[-1] if self._names else self._root, identity.token_bytes(rest))
+
+    def mark_present(self, pages: set[int], total_tokens: int) -> None:
+        """The store holds these pages (by position); the tail of ``total_tokens`` may be among them."""
+        self._present |= pages
+        full, rest = divmod(total_tokens, self._page_tokens)
+        if rest and full in pages:
+            self._tail_done = True
+            self._present.discard(full)
+
+    def forget_from(self, position: int) -> None:
+        """Pages that reach past ``position`` turned out unusable and are computed anew: save them again."""
+        first = position // self._page_tokens
+        self._present = {page for page in self._present if page < first}
+        self._done = min(self._done, first)
+        self._tail_done = False
+
+    def prompt_saved(self, prompt_tokens: int) -> bool:
+        """Whether every page of the prompt was planned or is in the store."""
+        full, rest = divmod(prompt_tokens, self._page_tokens)
+        return self._done >= full and (self._tail_done or not rest)
+
+    def plan(
+        self, request: EngineRequest, blocks: list[int], computed: int, client: StoreClient
+    ) -> tuple[SaveJob | None, list[NewPage], int]:
+        """Plan what is complete once positions below ``computed`` are.
+
+        Returns the job, the announcements that go with it, and how many pages found no free slot.
+        """
+        ids = request.all_token_ids
+        known = min(computed, len(ids))
+        identity.extend_names(self._names, self._root, ids, self._page_tokens)
+        wanted = self._due(request, known)
+        slots = client.take_slots(len(wanted)) if wanted else []
+        copies, announced = [], []
+        for (name, start, tokens), slot in zip(wanted, slots, strict=False):
+            copies.append(PageCopy(slot.slot, slot.generation, start, tokens))
+            announced.append(NewPage(name=name, slot=slot, tokens=tokens))
+            self._mark_planned(start, tokens)
+        self._skip_present()
+        job = SaveJob(request.request_id, blocks, copies) if copies else None
+        return job, announced, len(wanted) - len(slots)
+
+    def _due(self, request: EngineRequest, known: int) -> list[tuple[PageName, int, int]]:
+        size = self._page_tokens
+        self._skip_present()
+        due = [
+            (self._names[page], page * size, size)
+            for page in range(self._done, known // size)
+            if page not in self._present
+        ]
+        full, rest = divmod(request.num_prompt_tokens, size)
+        if rest and not self._tail_done and known >= request.num_prompt_tokens:
+            tail = list(request.all_token_ids[full * size : request.num_prompt_tokens])
+            parent = self._names[full - 1] if full else self._root
+            due.append((identity.page_name(parent, identity.token_bytes(tail)), full * size, rest))
+        return due
+
+    def _mark_planned(self, start: int, tokens: int) -> None:
+        if tokens < self._page_tokens:
+            self._tail_done = True
+        else:
+            self._present.add(start // self._page_tokens)
+
+    def _skip_present(self) -> None:
+        while self._done in self._present:
+            self._present.discard(self._done)
+            self._done += 1

@@ -1,0 +1,275 @@
+"""The scheduler half: decides what is loaded and saved. It holds no block, and no step beyond a lookup's grace."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from kvrelay import identity
+from kvrelay.connector.engine import EngineRequest, has_plain_identity
+from kvrelay.connector.lookup import Lookup
+from kvrelay.connector.plan import LoadJob, PageCopy, SaveJob, StepPlan
+from kvrelay.connector.saves import SaveProgress
+from kvrelay.errors import Malformed
+from kvrelay.protocol import DecodeLeg, NewPage, PrefillLeg, read_handoff
+from kvrelay.store.client import StoreClient
+from kvrelay.types import Engine, SlotRef, Stage
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Tracked:
+    """One request that the engine holds."""
+
+    saves: SaveProgress
+    lookup: Lookup | None
+    no_load: bool = False
+    """A load of this request failed: the rest is computed, or the engine would ask for ever."""
+    load: LoadJob | None = None
+    """In flight: from the allocation of blocks to the worker's report."""
+    transfers: tuple[str, ...] = ()
+    """Transfers that bring this request's pages (decode leg)."""
+    prefill_started: bool = False
+    last_chunk_seen: bool = False
+
+
+class SchedulerHalf:
+    """Lives in vLLM's engine process; every method is called from its scheduling thread."""
+
+    def __init__(
+        self,
+        client: StoreClient,
+        engine: Engine,
+        *,
+        owner: str,
+        load_wait_s: float,
+        free_blocks: Callable[[], int] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._client = client
+        self._engine = engine
+        self._owner = owner
+        self._load_wait_s = load_wait_s
+        self._clock = clock
+        self._page_tokens = engine.fingerprint.format.page_tokens
+        self._requests: dict[str, Tracked] = {}
+        self._new_loads: list[LoadJob] = []
+        self._cancels: list[str] = []
+        self._late: list[tuple[EngineRequest, Tracked, list[int], int]] = []
+        self.free_blocks = free_blocks
+        """Free blocks of the engine's pool; None until vLLM binds it."""
+
+    def __repr__(self) -> str:
+        loading = sum(tracked.load is not None for tracked in self._requests.values())
+        return f"<SchedulerHalf {len(self._requests)} requests, {loading} loading>"
+
+    # ------------------------------------------------------------ arrival
+
+    def on_new_request(self, request: EngineRequest) -> None:
+        """Start the search for its pages, and open its transfer."""
+        if not has_plain_identity(request) or request.num_tokens == 0:
+            return
+        leg = self._read_leg(request)
+        root = identity.root_name(self._engine.fingerprint, salt=request.cache_salt or "")
+        transfer = leg.transfer if isinstance(leg, PrefillLeg) else None
+        saves = SaveProgress(root, self._page_tokens, transfer)
+        names = saves.names(request)
+        transfers = leg.transfers if isinstance(leg, DecodeLeg) else []
+        lookup = self._search(request, names, transfers)
+        self._requests[request.request_id] = Tracked(saves, lookup, transfers=tuple(transfers))
+        if isinstance(leg, PrefillLeg):
+            self._client.open_transfer(leg.transfer, names, request.num_prompt_tokens, leg.push_to)
+
+    def _read_leg(self, request: EngineRequest) -> PrefillLeg | DecodeLeg | None:
+        try:
+            return read_handoff(request.kv_transfer_params)
+        except Malformed as error:
+            logger.warning("ignoring a hand-off that is not ours: %s", error)
+            self._client.report({"handoffs_malformed": 1})
+            return None
+
+    def _search(self, request: EngineRequest, names: list[Any], transfers: list[str]) -> Lookup:
+        lease = f"{self._owner}/{request.request_id}"
+        return Lookup(self._client, lease, names, transfers, now=self._clock(), wait_s=self._load_wait_s)
+
+    # ------------------------------------------------------------ admission
+
+    def matched_tokens(self, request: EngineRequest, local_tokens: int) -> int | None:
+        """How many tokens beyond ``local_tokens`` can be loaded; None: ask again next step.
+
+        Has no effect that asking twice would change.
+        """
+        tracked = self._requests.get(request.request_id)
+        if tracked is None or tracked.no_load:
+            return 0
+        if tracked.lookup is None:
+            # Preempted, and back: the answer of its first admission is stale.
+            tracked.lookup = self._search(request, tracked.saves.names(request), [])
+        if not tracked.lookup.settled(self._clock()):
+            return None
+        tokens = self._loadable_tokens(request, tracked.lookup) - local_tokens
+        if tokens <= 0:
+            return 0
+        return None if self._lacks_room(request, tracked.lookup, local_tokens) else tokens
+
+    def _loadable_tokens(self, request: EngineRequest, lookup: Lookup) -> int:
+        return min(sum(page.tokens for page in lookup.usable()), request.num_tokens)
+
+    def _lacks_room(self, request: EngineRequest, lookup: Lookup, local_tokens: int) -> bool:
+        """Whether the load's blocks are not free now: answering would stop the queue behind this request.
+
+        Bounded, so that small requests cannot overtake a large one for ever.
+        """
+        if self.free_blocks is None or lookup.age_s(self._clock()) > self._load_wait_s:
+            return False
+        needed = -(-(request.num_tokens - local_tokens) // self._engine.block_tokens)
+        total = self._engine.kv_tokens // self._engine.block_tokens
+        return self.free_blocks() < min(needed + 1, total)
+
+    def allocated(self, request: EngineRequest, blocks: list[int], external_tokens: int) -> None:
+        """Blocks exist: with ``external_tokens`` start the load, without drop the search."""
+        tracked = self._requests.get(request.request_id)
+        if tracked is None or tracked.lookup is None:
+            return
+        lookup, tracked.lookup = tracked.lookup, None
+        tracked.saves.mark_present(lookup.present(), request.num_tokens)
+        if external_tokens == 0:
+            lookup.release()
+            return
+        end = self._loadable_tokens(request, lookup)
+        tracked.load = self._load_job(request, lookup, blocks, end - external_tokens, end)
+        loaded = set(range(len(lookup.usable())))
+        tracked.saves.mark_present(loaded, request.num_tokens)
+        self._new_loads.append(tracked.load)
+
+    def _load_job(self, request: EngineRequest, lookup: Lookup, blocks: list[int], begin: int, end: int) -> LoadJob:
+        pages = []
+        for index, page in enumerate(lookup.usable()):
+            start = index * self._page_tokens
+            if start + page.tokens > begin:
+                pages.append(PageCopy(page.slot.slot, page.slot.generation, start, page.tokens))
+        return LoadJob(request.request_id, list(blocks), pages, begin, end)
+
+    # ------------------------------------------------------------ every step
+
+    def build_plan(self, steps: Iterable[tuple[EngineRequest, list[int], int, int]]) -> StepPlan:
+        """The plan of one step. ``steps``: request, its blocks, tokens computed before, tokens scheduled now."""
+        arena = self._client.arena
+        plan = StepPlan(epoch=arena.epoch if arena is not None else 0)
+        plan.loads, self._new_loads = self._new_loads, []
+        plan.cancels, self._cancels = self._cancels, []
+        if arena is not None:
+            plan.late_saves = self._plan_late()
+        for request, blocks, computed, scheduled in steps:
+            tracked = self._requests.get(request.request_id)
+            if tracked is not None:
+                self._plan_step(plan, request, tracked, blocks, computed + scheduled)
+        if self._client.arena is not arena:
+            self._drop_saves(plan)
+        return plan
+
+    def _drop_saves(self, plan: StepPlan) -> None:
+        """The store came back while the plan was made: some of its slots are of the new arena, some of the old."""
+        jobs, plan.saves, plan.late_saves = plan.saves + plan.late_saves, [], []
+        self._client.suspect([SlotRef(page.slot, page.generation) for job in jobs for page in job.pages])
+
+    def _plan_step(
+        self, plan: StepPlan, request: EngineRequest, tracked: Tracked, blocks: list[int], computed: int
+    ) -> None:
+        transfer = tracked.saves.transfer
+        if transfer is not None and not tracked.prefill_started:
+            tracked.prefill_started = True
+            self._client.milestone(transfer, Stage.STARTED, tokens=request.num_prompt_tokens)
+        if plan.epoch:
+            job = self._plan_saves(tracked, request, blocks, computed)
+            plan.saves += [job] if job is not None else []
+        if transfer is not None and not tracked.last_chunk_seen and computed >= request.num_prompt_tokens:
+            tracked.last_chunk_seen = True
+            # After the announcements: whoever hears of the last chunk finds all its pages.
+            self._client.milestone(transfer, Stage.LAST_CHUNK, tokens=request.num_prompt_tokens)
+
+    def _plan_saves(self, tracked: Tracked, request: EngineRequest, blocks: list[int], computed: int) -> SaveJob | None:
+        job, announced, short = tracked.saves.plan(request, blocks, computed, self._client)
+        self._announce(announced, tracked.saves.transfer)
+        if short:
+            self._client.report({"pages_not_saved_no_slot": short})
+        return job
+
+    def _announce(self, pages: list[NewPage], transfer: str | None) -> None:
+        if pages:
+            self._client.announce(pages, transfer)
+
+    def _plan_late(self) -> list[SaveJob]:
+        late, self._late = self._late, []
+        jobs = []
+        for request, tracked, blocks, computed in late:
+            job = self._plan_saves(tracked, request, blocks, computed)
+            jobs += [job] if job is not None else []
+            self._close_transfer(request, tracked)
+        return jobs
+
+    # ------------------------------------------------------------ reports and endings
+
+    def loads_finished(self, finished: Iterable[str], invalid_blocks: set[int]) -> None:
+        """The worker reported these loads; ``invalid_blocks`` hold garbage and are computed by the engine."""
+        for request_id in finished:
+            tracked = self._requests.get(request_id)
+            if tracked is None or tracked.load is None:
+                continue
+            load, tracked.load = tracked.load, None
+            self._client.release(f"{self._owner}/{request_id}")
+            good = load.end - load.begin
+            bad = [i for i, block in enumerate(load.blocks) if block in invalid_blocks]
+            if bad:
+                tracked.no_load = True
+                tracked.saves.forget_from(bad[0] * self._engine.block_tokens)
+                good = max(0, bad[0] * self._engine.block_tokens - load.begin)
+            for transfer in tracked.transfers:
+                self._client.milestone(transfer, Stage.LOADED, tokens=good)
+
+    def finished(self, request: EngineRequest, blocks: list[int]) -> None:
+        """The request ended, in whatever way. Its blocks are free after this call."""
+        tracked = self._requests.pop(request.request_id, None)
+        if tracked is None:
+            return
+        if tracked.lookup is not None:
+            tracked.lookup.release()
+        if tracked.load is not None:
+            # The blocks hold what arrived so far: nothing of it may be saved under a name.
+            self._cancels.append(request.request_id)
+            self._client.release(f"{self._owner}/{request.request_id}")
+            self._close_transfer(request, tracked)
+            return
+        computed = min(request.num_computed_tokens, len(blocks) * self._engine.block_tokens)
+        if blocks and self._client.arena is not None:
+            self._late.append((request, tracked, list(blocks), computed))
+        else:
+            self._close_transfer(request, tracked)
+
+    def _close_transfer(self, request: EngineRequest, tracked: Tracked) -> None:
+        transfer = tracked.saves.transfer
+        if transfer is not None and not tracked.saves.prompt_saved(request.num_prompt_tokens):
+            self._client.milestone(transfer, Stage.FAILED, reason="the prefill ended before all its pages were saved")
+
+    def reset(self) -> None:
+        """The weights changed: no page of before may be found again, and other workers' pages are of other weights.
+
+        The new epoch is this engine's own, because nothing tells whether another worker got the same update.
+        """
+        fresh = msgspec.structs.replace(self._engine.fingerprint, weights_epoch=secrets.randbits(62) | 1)
+        self._engine = msgspec.structs.replace(self._engine, fingerprint=fresh)
+        self._late.clear()
+        for request_id, tracked in self._requests.items():
+            if tracked.saves.transfer is not None:
+                self._client.milestone(tracked.saves.transfer, Stage.FAILED, reason="the weights changed")
+            if tracked.load is not None:
+                self._cancels.append(request_id)
+            self._client.release(f"{self._owner}/{request_id}")
+        self._requests.clear()

@@ -1,0 +1,101 @@
+"""The worker half: moves pages between the engine's blocks and the arena. The forward pass never waits for it."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from kvrelay.connector.layout import BlockLayout, CacheWriter
+from kvrelay.connector.loader import Loader, LoadResult
+from kvrelay.connector.plan import SaveJob, StepPlan
+from kvrelay.connector.saver import StepSaver
+from kvrelay.store.client import StoreClient
+
+logger = logging.getLogger(__name__)
+
+
+class WorkerHalf:
+    """Lives in vLLM's worker process; called from the thread that runs the forward pass."""
+
+    def __init__(
+        self, client: StoreClient, kv_caches: dict[str, torch.Tensor], write: CacheWriter, load_wait_s: float
+    ) -> None:
+        """``kv_caches``: one layer's cache each, by layer name, in the order of the model."""
+        self._client = client
+        self._layers = list(kv_caches.values())
+        self._index = {name: i for i, name in enumerate(kv_caches)}
+        self._layout = BlockLayout(self._layers[0], write)
+        self._loader = Loader(self._layers, self._layout, wait_s=load_wait_s)
+        self._plan: StepPlan | None = None
+        self._saver: StepSaver | None = None
+        self._bad_blocks: set[int] = set()
+
+    def __repr__(self) -> str:
+        return f"<WorkerHalf {len(self._layers)} layers, {self._layout}, {self._loader}>"
+
+    def before_step(self, plan: StepPlan) -> None:
+        """Copy what ended requests left behind, before this step overwrites their blocks; then start the loads."""
+        self._plan, self._saver = plan, None
+        if plan.late_saves:
+            saver = self._saver_for(plan.late_saves)
+            for layer, kv_layer in enumerate(self._layers):
+                self._save(saver, layer, kv_layer)
+        for job in plan.loads:
+            self._loader.start(job, self._client.arena, plan.epoch)
+        for request_id in plan.cancels:
+            self._loader.cancel(request_id)
+        if plan.saves:
+            self._saver = self._saver_for(plan.saves)
+
+    def _saver_for(self, jobs: list[SaveJob]) -> StepSaver | None:
+        arena = self._client.arena
+        if arena is None or self._plan is None or arena.epoch != self._plan.epoch:
+            self._client.report({"saves_wrong_epoch": 1})
+            return None
+        return StepSaver(arena, self._layout, jobs)
+
+    def save_layer(self, name: str) -> None:
+        """The forward wrote one layer's K and V of this step."""
+        if self._saver is not None:
+            layer = self._index[name]
+            self._save(self._saver, layer, self._layers[layer])
+
+    def _save(self, saver: StepSaver | None, layer: int, kv_layer: torch.Tensor) -> None:
+        if saver is None:
+            return
+        try:
+            saver.save(layer, kv_layer)
+        except Exception:  # border: vLLM's forward goes on, whatever happens to a save
+            logger.exception("saving layer %d failed; its pages are given up", layer)
+            self._client.report({"saves_crashed": 1})
+            self._client.suspect(saver.slots)
+            self._saver = None
+        self._client.ring()
+
+    def after_step(self) -> None:
+        self._plan, self._saver = None, None
+
+    def collect(self) -> set[str]:
+        """Requests whose load ended since the last call."""
+        results = self._loader.collect()
+        for result in results:
+            self._note(result)
+        return {result.request_id for result in results}
+
+    def _note(self, result: LoadResult) -> None:
+        if "load_cancelled" not in result.counts:
+            self._bad_blocks |= result.bad_blocks
+        if result.suspects:
+            self._client.suspect(list(result.suspects))
+        if result.counts:
+            logger.info("load of %s: %s", result.request_id, result.counts)
+            self._client.report(result.counts)
+
+    def take_bad_blocks(self) -> set[int]:
+        """Blocks that hold garbage, of the loads of the last ``collect``."""
+        bad, self._bad_blocks = self._bad_blocks, set()
+        return bad
+
+    def close(self) -> None:
+        self._loader.close()
