@@ -1,0 +1,42 @@
+"""Which cores each engine of this machine gets. Engines spin, so two on one core would halve each other."""
+
+from __future__ import annotations
+
+import os
+
+from kvrelay.errors import Misconfigured
+
+
+def available() -> tuple[int, ...]:
+    """Cores that this process may use, in order."""
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
+
+
+def parse(text: str) -> tuple[int, ...]:
+    """``0-2,5`` -> (0, 1, 2, 5). Raises ``Misconfigured``."""
+    cores: list[int] = []
+    try:
+        for part in text.split(","):
+            first, _, last = part.partition("-")
+            cores += range(int(first), int(last or first) + 1)
+    except ValueError as error:
+        raise Misconfigured(f"worker.cpus is {text!r}; write cores like 0, 0-3 or 0,2") from error
+    if not cores:
+        raise Misconfigured(f"worker.cpus is {text!r}: an empty range; write cores like 0, 0-3 or 0,2")
+    return tuple(cores)
+
+
+def share(cores: tuple[int, ...], engines: int) -> list[tuple[int, ...]]:
+    """Split ``cores`` into ``engines`` equal runs; with more engines than cores they take turns.
+
+    From four cores on, the last one is left to the router and the stores.
+    """
+    if engines <= 0:
+        return []
+    usable = cores[:-1] if len(cores) >= 4 and len(cores) > engines else cores
+    each = len(usable) // engines
+    if each == 0:
+        return [(usable[index % len(usable)],) for index in range(engines)]
+    return [usable[index * each : (index + 1) * each] for index in range(engines)]

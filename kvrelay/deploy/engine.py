@@ -1,0 +1,125 @@
+"""Command line and environment of one stock vLLM server on CPU, with kvrelay's connector or without any."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from kvrelay.config import Config, ConnectorConfig
+from kvrelay.deploy.engine_main import CPUS_VARIABLE
+from kvrelay.errors import Misconfigured
+from kvrelay.types import Value
+
+BLOCK_MULTIPLE = 32
+"""vLLM 0.32's CPU attention accepts no other block sizes."""
+
+
+class EngineSpec(Value, frozen=True, kw_only=True):
+    """What one engine serves, where, and on which cores."""
+
+    model_path: Path
+    served_name: str
+    port: int
+    cpus: tuple[int, ...]
+    """Cores to pin it to."""
+    dtype: str = "auto"
+    kv_cache_bytes: int = 1 << 30
+    max_batched_tokens: int = 512
+    max_model_len: int = 0
+    """0: the model's own."""
+    block_tokens: int = 0
+    """0: vLLM's own (128 on CPU)."""
+    on_bad_page: str = "recompute"
+    connector: ConnectorConfig | None = None
+    """None: a plain, unsplit engine."""
+    extra_flags: tuple[str, ...] = ()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+def engine_spec(config: Config, model_path: Path, *, port: int, cpus: tuple[int, ...]) -> EngineSpec:
+    """The engine that ``config`` describes, without a connector."""
+    worker = config.worker
+    return EngineSpec(
+        model_path=model_path,
+        served_name=config.model.name or model_path.name,
+        port=port,
+        cpus=cpus,
+        dtype=config.model.dtype,
+        kv_cache_bytes=worker.kv_cache_bytes,
+        max_batched_tokens=worker.max_batched_tokens,
+        max_model_len=worker.max_model_len,
+        block_tokens=worker.block_tokens,
+        on_bad_page=worker.on_bad_page,
+    )
+
+
+def engine_command(spec: EngineSpec) -> list[str]:
+    """The command that starts ``spec``. Raises ``Misconfigured``."""
+    flags = [
+        *("--model", str(spec.model_path)),
+        *("--served-model-name", spec.served_name),
+        *("--host", "127.0.0.1", "--port", str(spec.port)),
+        *("--dtype", spec.dtype),
+        "--enforce-eager",
+        # Bytes, because VLLM_CPU_KVCACHE_SPACE takes whole GiB only; it also skips a check that counts all free memory.
+        *("--kv-cache-memory-bytes", str(spec.kv_cache_bytes)),
+        *("--max-num-batched-tokens", str(spec.max_batched_tokens)),
+        "--enable-prompt-tokens-details",
+        "--enable-scale-out",
+        "--no-enable-log-requests",
+        "--disable-uvicorn-access-log",
+        *_sizes(spec),
+        *_transfer(spec),
+        *spec.extra_flags,
+    ]
+    return [sys.executable, "-m", "kvrelay.deploy.engine_main", *flags]
+
+
+def _sizes(spec: EngineSpec) -> list[str]:
+    if spec.block_tokens % BLOCK_MULTIPLE:
+        raise Misconfigured(
+            f"worker.block_tokens is {spec.block_tokens}; on CPU it must be a multiple of {BLOCK_MULTIPLE}"
+        )
+    flags = ["--max-model-len", str(spec.max_model_len)] if spec.max_model_len else []
+    return flags + (["--block-size", str(spec.block_tokens)] if spec.block_tokens else [])
+
+
+def _transfer(spec: EngineSpec) -> list[str]:
+    if spec.connector is None:
+        return []
+    transfer = {
+        "kv_connector": "KvrelayConnector",
+        "kv_connector_module_path": "kvrelay.connector.vllm",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": spec.on_bad_page,
+        "kv_connector_extra_config": {"kvrelay": msgspec.to_builtins(spec.connector)},
+    }
+    return ["--kv-transfer-config", json.dumps(transfer)]
+
+
+def engine_environment(spec: EngineSpec, base: Mapping[str, str]) -> dict[str, str]:
+    """``base`` with what vLLM must be told through variables."""
+    cpus = ",".join(str(cpu) for cpu in spec.cpus)
+    environment = {
+        **base,
+        CPUS_VARIABLE: cpus,
+        "VLLM_CPU_OMP_THREADS_BIND": cpus,
+        # "auto" wants one NUMA node a rank and keeps cores for itself: unusable on a small machine.
+        "VLLM_HOST_IP": "127.0.0.1",
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+    for legacy in ("VLLM_CPU_KVCACHE_SPACE", "VLLM_PLUGINS"):
+        environment.pop(legacy, None)  # the first overrides --kv-cache-memory-bytes; the second may hide the platform
+    return environment

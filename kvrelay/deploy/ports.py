@@ -1,0 +1,62 @@
+"""TCP ports of this machine: free ones, and who holds a taken one."""
+
+from __future__ import annotations
+
+import random
+import socket
+
+import psutil
+
+from kvrelay.errors import Misconfigured
+
+_FIRST, _LAST = 20_000, 32_000
+"""Below Linux's ephemeral range (32768 and up): no outgoing connection takes the port before its server binds it."""
+_TRIES = 200
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port that nothing listens on now. Raises ``Misconfigured`` when none is found."""
+    for _attempt in range(_TRIES):
+        port = random.randint(_FIRST, _LAST)
+        if is_free(host, port):
+            return port
+    raise Misconfigured(f"no free TCP port between {_FIRST} and {_LAST} on {host}")
+
+
+def is_free(host: str, port: int) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((host, port))
+            sock.listen(1)
+        except OSError:
+            return False
+    return True
+
+
+def require_free(host: str, port: int, setting: str) -> None:
+    """Raise ``Misconfigured`` naming the holder unless ``port`` is free; ``setting`` says how to choose another."""
+    if port and not is_free(host, port):
+        raise Misconfigured(f"port {port} is in use by {holder(port)}; stop it or choose another port with {setting}")
+
+
+def holder(port: int) -> str:
+    """Who listens on ``port``: ``pid 42 (python -m http.server)``, or that it cannot be seen."""
+    try:
+        connections = psutil.net_connections("tcp")
+    except psutil.AccessDenied:
+        connections = []
+    for connection in connections:
+        if connection.laddr and connection.laddr.port == port and connection.status == psutil.CONN_LISTEN:
+            return _describe(connection.pid)
+    return "a process that this user may not see"
+
+
+def _describe(pid: int | None) -> str:
+    if pid is None:
+        return "a process of another user"
+    try:
+        command = " ".join(psutil.Process(pid).cmdline()) or psutil.Process(pid).name()
+    except psutil.Error:
+        return f"pid {pid}"
+    return f"pid {pid} ({command if len(command) <= 100 else command[:97] + '...'})"

@@ -1,0 +1,142 @@
+"""One child process in its own session: started, watched, ended with everything below it.
+
+It must never leave a descendant or a shared memory file behind, whoever dies first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+import psutil
+
+from kvrelay.deploy.parent import PARENT_VARIABLE
+
+
+class Child:
+    """A running child process. ``stop`` is gentle, ``kill`` is not; both take the whole tree."""
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
+        self.name = name
+        self._process = process
+        self._leftovers: set[Path] = set()
+
+    @classmethod
+    async def start(
+        cls,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        output: int | IO[bytes],
+    ) -> Child:
+        """Start ``command`` in a new session, stdout and stderr to ``output``."""
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            env={**environment, PARENT_VARIABLE: str(os.getpid())},
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=output,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+        )
+        return cls(name, process)
+
+    def __repr__(self) -> str:
+        state = "running" if self.running else describe_exit(self._process.returncode)
+        return f"<Child {self.name}, pid {self.pid}, {state}>"
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process.returncode is None
+
+    @property
+    def exit_status(self) -> int | None:
+        """None while it runs; negative: the signal that ended it."""
+        return self._process.returncode
+
+    @property
+    def output(self) -> asyncio.StreamReader | None:
+        """The child's output, when it was started with a pipe."""
+        return self._process.stdout
+
+    async def wait(self) -> int:
+        """Its exit status (negative: the signal that ended it)."""
+        return await self._process.wait()
+
+    async def stop(self, grace_s: float) -> None:
+        """SIGTERM, wait up to ``grace_s``, then kill whatever is left of its tree."""
+        tree = self._tree()
+        if self.running:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(grace_s):
+                    await self._process.wait()
+        await self._sweep(tree)
+
+    async def kill(self) -> None:
+        """SIGKILL the whole tree at once, as a crash would."""
+        await self._sweep(self._tree())
+
+    def _tree(self) -> list[psutil.Process]:
+        try:
+            root = psutil.Process(self.pid)
+            return [root, *root.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
+    async def _sweep(self, tree: list[psutil.Process]) -> None:
+        """Kill ``tree`` and everything that still belongs to one of its sessions, then its shared memory files."""
+        sessions = {self.pid} | _sessions_led(tree)
+        doomed = {process.pid: process for process in [*tree, *_members(sessions)]}
+        leftovers = {path for process in doomed.values() for path in _shared_memory(process)}
+        for process in doomed.values():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        await self._process.wait()
+        await asyncio.to_thread(psutil.wait_procs, list(doomed.values()), 5.0)
+        for path in leftovers:
+            path.unlink(missing_ok=True)
+
+
+def _sessions_led(tree: list[psutil.Process]) -> set[int]:
+    """Sessions that processes of ``tree`` lead: a grandchild may have been started in its own."""
+    return {process.pid for process in tree if _session(process.pid) == process.pid}
+
+
+def _members(sessions: set[int]) -> list[psutil.Process]:
+    return [process for process in psutil.process_iter() if _session(process.pid) in sessions]
+
+
+def _session(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return -1
+
+
+def _shared_memory(process: psutil.Process) -> set[Path]:
+    """Files in /dev/shm that ``process`` maps; a killed process cannot remove them itself."""
+    try:
+        text = Path(f"/proc/{process.pid}/maps").read_text()
+    except OSError:
+        return set()
+    names = (line.split(maxsplit=5)[-1] for line in text.splitlines() if "/dev/shm/" in line)
+    return {Path(name) for name in names if name.startswith("/dev/shm/") and not name.endswith("(deleted)")}
+
+
+def describe_exit(status: int | None) -> str:
+    """An exit status in words, e.g. ``killed by SIGKILL``."""
+    if status is None:
+        return "running"
+    if status < 0:
+        return f"killed by {signal.Signals(-status).name}"
+    return f"exited with status {status}"

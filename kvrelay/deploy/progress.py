@@ -1,0 +1,90 @@
+"""How far a starting process is, read from the lines that it logs. A line it does not know changes nothing."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from kvrelay.types import Value
+
+READY_MARK = "kvrelay ready:"
+"""Starts the line that every kvrelay process logs once it serves."""
+_READ_BYTES = 1 << 20
+
+
+class Progress(Value, frozen=True, kw_only=True):
+    """A step of a start: what goes on now, and the fraction of the usual time that has passed."""
+
+    fraction: float
+    text: str
+
+    @property
+    def ready(self) -> bool:
+        return self.fraction >= 1.0
+
+
+STARTING = Progress(fraction=0.0, text="starting")
+
+_MILESTONES: tuple[tuple[str, float, str], ...] = (
+    # Fractions: a warm start of 35 s of one core, vLLM 0.32.0; most of it are three processes that import torch.
+    ("kvrelay engine:", 0.02, "importing vLLM"),
+    ("non-default args", 0.25, "reading the model's configuration"),
+    ("Resolved architecture", 0.32, "starting the engine process"),
+    ("Initializing a V1 LLM engine", 0.55, "starting the model process"),
+    ("Starting to load model", 0.80, "loading weights"),
+    ("Loading weights took", 0.84, "allocating the KV cache"),
+    ("KV cache size: ", 0.90, "warming up"),
+    ("init engine (profile", 0.93, "starting the API server"),
+    ("Starting vLLM server", 0.97, "waiting for its health check"),
+    (READY_MARK, 1.0, "serving"),
+)
+_KV_TOKENS = re.compile(r"KV cache size: ([\d,]+) tokens")
+
+
+def milestone(line: str) -> Progress | None:
+    """The step that ``line`` announces, or None."""
+    for mark, fraction, text in reversed(_MILESTONES):
+        if mark in line:
+            size = _KV_TOKENS.search(line)
+            return Progress(fraction=fraction, text=f"{text}; KV cache of {size[1]} tokens" if size else text)
+    return None
+
+
+class LogFollower:
+    """Follows one growing log file from its present end."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.progress = STARTING
+        self._offset = path.stat().st_size if path.exists() else 0
+        self._partial = b""
+
+    def __repr__(self) -> str:
+        return f"<LogFollower {self.path.name}, {self.progress.text}>"
+
+    def read(self) -> Progress:
+        """Take in what was written since the last call; the furthest step so far."""
+        if self.path.exists():
+            with self.path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read(_READ_BYTES)
+            self._offset += len(data)
+            *lines, self._partial = (self._partial + data).split(b"\n")
+            for line in lines:
+                self._advance(line.decode(errors="replace"))
+        return self.progress
+
+    def _advance(self, line: str) -> None:
+        step = milestone(line)
+        if step is not None and step.fraction > self.progress.fraction:
+            self.progress = step
+
+
+def last_lines(path: Path, count: int) -> str:
+    """The last ``count`` lines of a log; empty when there is none."""
+    if not path.exists():
+        return ""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 64 * 1024))
+        lines = file.read().decode(errors="replace").splitlines()
+    return "\n".join(lines[-count:])

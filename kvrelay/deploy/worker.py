@@ -1,0 +1,188 @@
+"""One worker: a supervised vLLM engine that the routers know of.
+
+It registers only an engine that serves, says in every heartbeat whether it still does, and never outlives it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+
+from kvrelay.config import Config, ConnectorConfig
+from kvrelay.deploy import cores
+from kvrelay.deploy.engine import EngineSpec, engine_spec
+from kvrelay.deploy.ports import free_port, require_free
+from kvrelay.deploy.server import EngineServer, Sink, engine_server
+from kvrelay.deploy.weights import weights_digest
+from kvrelay.errors import Lost, Misconfigured
+from kvrelay.feed import Feed
+from kvrelay.protocol import Heartbeat, Leaving, RegisterWorker
+from kvrelay.types import Engine, Role, Value, WorkerInfo
+
+_ENGINE_FILE_WAIT_S = 5.0
+_POLL_S = 0.05
+_GOODBYE_S = 0.2
+"""Time for the goodbye to leave this process."""
+
+
+class WorkerPlan(Value, frozen=True, kw_only=True):
+    """Which worker to run, and where its neighbours are."""
+
+    name: str
+    role: Role
+    model_path: Path
+    routers: tuple[str, ...]
+    """``host:port`` of the routers' control ports."""
+    store: str
+    """Name of this node's store."""
+    store_socket: Path
+    key_file: Path
+    port: int = 0
+    """Port of the engine's OpenAI server on loopback; 0 takes a free one."""
+
+
+class Worker:
+    """The worker's side of its registration: who it is, and whether its engine answers."""
+
+    def __init__(self, info: WorkerInfo, engine: EngineServer) -> None:
+        self.info = info
+        self._engine = engine
+        self.healthy = True
+
+    def __repr__(self) -> str:
+        state = "healthy" if self.healthy else "not healthy"
+        return f"<Worker {self.info.name}, {self.info.role}, {state}, {self.info.url}>"
+
+    def heartbeat(self) -> Heartbeat:
+        return Heartbeat(name=self.info.name, incarnation=self.info.incarnation, healthy=self.healthy)
+
+    def goodbye(self) -> Leaving:
+        return Leaving(name=self.info.name, incarnation=self.info.incarnation)
+
+    async def watch(self, every_s: float) -> None:
+        """Ask the engine for its health for ever."""
+        while True:
+            self.healthy = await self._engine.is_healthy()
+            await asyncio.sleep(every_s)
+
+
+async def run_worker(
+    config: Config,
+    plan: WorkerPlan,
+    *,
+    ready: Callable[[WorkerInfo], None] | None = None,
+    sink: Sink | None = None,
+) -> None:
+    """Run the worker of ``plan`` until cancelled. ``sink`` takes the engine's log (stdout when None).
+
+    Raises ``Misconfigured`` before anything starts, ``Lost`` when the engine dies.
+    """
+    key = read_key(plan.key_file)
+    require_free("127.0.0.1", plan.port, "--port")
+    incarnation = secrets.token_hex(4)
+    with tempfile.TemporaryDirectory(prefix="worker-") as scratch:
+        engine_file = Path(scratch) / "engine.json"
+        spec = worker_engine(config, plan, incarnation, engine_file)
+        async with engine_server(spec, sink) as engine:
+            await engine.wait_serving(config.worker.start_wait_s)
+            info = await _introduce(plan, incarnation, spec, engine_file)
+            worker = Worker(info, engine)
+            async with _registered(worker, plan.routers, key, config.cluster.heartbeat_s) as feed:
+                if ready is not None:
+                    ready(info)
+                await _first_to_end(feed, worker.watch(config.cluster.heartbeat_s), engine.wait_death())
+
+
+def worker_engine(config: Config, plan: WorkerPlan, incarnation: str, engine_file: Path) -> EngineSpec:
+    """The engine of ``plan``: pinned, with the connector that talks to this node's store."""
+    pinned = cores.parse(config.worker.cpus) if config.worker.cpus else cores.available()
+    spec = engine_spec(config, plan.model_path, port=plan.port or free_port(), cpus=pinned)
+    connector = ConnectorConfig(
+        worker=plan.name,
+        incarnation=incarnation,
+        store_socket=str(plan.store_socket),
+        key_file=str(plan.key_file),
+        engine_file=str(engine_file),
+        weights=weights_digest(plan.model_path),
+        page_tokens=config.worker.page_tokens,
+        load_wait_s=config.worker.load_wait_s,
+    )
+    return msgspec.structs.replace(spec, connector=connector)
+
+
+def read_key(path: Path) -> bytes:
+    """The cluster's key. Raises ``Misconfigured``."""
+    try:
+        key = path.read_bytes()
+    except OSError as error:
+        raise Misconfigured(f"cannot read the key file {path}: {error.strerror}") from error
+    if len(key) < 16:
+        raise Misconfigured(f"the key in {path} is shorter than 16 bytes; make one: openssl rand -hex 32 > {path}")
+    return key
+
+
+async def _introduce(plan: WorkerPlan, incarnation: str, spec: EngineSpec, engine_file: Path) -> WorkerInfo:
+    return WorkerInfo(
+        name=plan.name,
+        incarnation=incarnation,
+        role=plan.role,
+        url=spec.url,
+        model=spec.served_name,
+        store=plan.store,
+        engine=await _read_engine(engine_file),
+    )
+
+
+async def _read_engine(path: Path) -> Engine:
+    """What the connector wrote about its engine. Raises ``Lost`` when it wrote nothing."""
+    try:
+        async with asyncio.timeout(_ENGINE_FILE_WAIT_S):
+            while not path.exists():
+                await asyncio.sleep(_POLL_S)
+    except TimeoutError as error:
+        raise Lost("the engine serves but its connector wrote nothing about it; see the engine's log") from error
+    return msgspec.json.decode(path.read_bytes(), type=Engine)
+
+
+@contextlib.asynccontextmanager
+async def _registered(
+    worker: Worker, routers: tuple[str, ...], key: bytes, heartbeat_s: float
+) -> AsyncIterator[asyncio.Task[None]]:
+    """The task that keeps the worker registered; on leaving the block, the routers are told goodbye."""
+    feed = Feed(
+        routers,
+        key,
+        sender=worker.info.name,
+        registration=RegisterWorker(worker=worker.info),
+        heartbeat=worker.heartbeat,
+        heartbeat_s=heartbeat_s,
+    )
+    running = asyncio.create_task(feed.run())
+    try:
+        yield running
+    finally:
+        if not running.done():
+            feed.post(worker.goodbye())
+            await asyncio.sleep(_GOODBYE_S)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def _first_to_end(*parts: Awaitable[None]) -> None:
+    """Run ``parts`` together; the first that ends or fails ends all. None of them ends in good health."""
+    tasks = [asyncio.ensure_future(part) for part in parts]
+    try:
+        done, _pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+        raise Lost("a background task of the worker ended by itself")
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
