@@ -36,21 +36,48 @@ class LoadResult:
 
 
 class _Load:
-    """One load in progress. Pages from ``usable`` on are given up."""
+    """One load in progress, one layer after another. Pages from ``usable`` on are given up."""
 
-    def __init__(self, job: LoadJob, arena: Arena, layout: BlockLayout) -> None:
+    def __init__(self, job: LoadJob, arena: Arena, layout: BlockLayout, layers: list[torch.Tensor]) -> None:
         self.job = job
         self.arena = arena
         self._layout = layout
+        self._layers = layers
         self._page_tokens = arena.format.page_tokens
         self.numbers = np.array([page.slot for page in job.pages], dtype=np.int64)
         self.generations = np.array([page.generation for page in job.pages], dtype=np.int64)
         self.usable = len(job.pages)
+        self.layer = 0
+        self._fewest_missing = len(job.pages) + 1
+        self._progress_at = 0.0
         self.counts: dict[str, int] = {}
         self.suspects: list[SlotRef] = []
 
     def __repr__(self) -> str:
-        return f"<_Load {self.job.request_id}, {self.usable} of {len(self.job.pages)} pages usable>"
+        return (
+            f"<_Load {self.job.request_id} at layer {self.layer}, {self.usable} of {len(self.job.pages)} pages usable>"
+        )
+
+    @property
+    def ended(self) -> bool:
+        return self.layer == len(self._layers) or not self.usable
+
+    def advance(self, now: float, wait_s: float) -> bool:
+        """Copy the next layer if it is in; whether anything moved. Gives up what made no progress for ``wait_s``."""
+        missing = self.missing()
+        if missing:
+            self.drop_lost()
+            missing = self.missing()
+        if not missing:
+            if self.usable:
+                self.copy_layer()
+            self._fewest_missing = len(self.job.pages) + 1
+            return True
+        if missing < self._fewest_missing:
+            self._fewest_missing, self._progress_at = missing, now
+        elif now - self._progress_at > wait_s:
+            self.give_up_from(int(np.argmin(self._ready())), "load_stalled")
+        return False
 
     def give_up_from(self, page: int, reason: str) -> None:
         """Pages ``page, page + 1, ...`` will not be loaded: the engine computes them."""
@@ -65,34 +92,38 @@ class _Load:
                 self.give_up_from(index, "load_page_lost")
                 return
 
-    def missing(self, layer: int) -> int:
-        """How many usable pages do not hold ``layer`` yet."""
-        ready = self.arena.ready(self.numbers[: self.usable], self.generations[: self.usable], layer)
-        return self.usable - int(np.count_nonzero(ready))
+    def missing(self) -> int:
+        """How many usable pages do not hold the next layer yet."""
+        return self.usable - int(np.count_nonzero(self._ready()))
 
-    def copy_layer(self, layer: int, kv_layer: torch.Tensor) -> None:
-        """Copy one layer of the usable pages: into private memory, verify there, then into the blocks.
+    def _ready(self) -> np.ndarray:
+        return self.arena.ready(self.numbers[: self.usable], self.generations[: self.usable], self.layer)
+
+    def copy_layer(self) -> None:
+        """Copy the next layer of the usable pages: into private memory, verify there, then into the blocks.
 
         What is verified is what is used: nothing that happens to the arena meanwhile can get in between.
         """
-        slots = self.numbers[: self.usable]
-        staged = torch.index_select(arena_layer(self.arena, layer, kv_layer.dtype), 0, torch.from_numpy(slots))
-        self._verify(layer, staged)
+        kv_layer = self._layers[self.layer]
+        slots = torch.from_numpy(self.numbers[: self.usable])
+        staged = torch.index_select(arena_layer(self.arena, self.layer, kv_layer.dtype), 0, slots)
+        self._verify(staged)
         if self.usable:
             key, value, first = self._assemble(staged[: self.usable])
             blocks, offsets = token_slots(self.job.blocks, first, len(key), self._layout.block_tokens)
             self._layout.scatter(kv_layer, blocks * self._layout.block_tokens + offsets, key, value)
+        self.layer += 1
 
-    def _verify(self, layer: int, staged: torch.Tensor) -> None:
+    def _verify(self, staged: torch.Tensor) -> None:
         raw = staged.view(torch.uint8).numpy()
-        expected = self.arena.checksums(self.numbers[: self.usable], layer)
+        expected = self.arena.checksums(self.numbers[: self.usable], self.layer)
         token_bytes = self.arena.format.token_layer_bytes
         for index, page in enumerate(self.job.pages[: self.usable]):
             if xxhash.xxh3_64_intdigest(raw[index, : page.tokens * token_bytes]) != int(expected[index]):
                 self.suspects.append(SlotRef(page.slot, page.generation))
                 self.give_up_from(index, "load_bad_checksum")
                 return
-        still = self.arena.ready(self.numbers[: self.usable], self.generations[: self.usable], layer)
+        still = self._ready()
         if not still.all():
             self.give_up_from(int(np.argmin(still)), "load_slot_reused")
 
@@ -176,48 +207,46 @@ class Loader:
         self._thread.join(timeout=5)
 
     def _run(self) -> None:
-        while (item := self._todo.get()) is not None:
-            result = self._guarded(*item)
-            with self._lock:
-                self._done.append(result)
-
-    def _guarded(self, job: LoadJob, arena: Arena | None, epoch: int) -> LoadResult:
-        everything = frozenset(job.blocks[job.begin // self._layout.block_tokens :])
-        if arena is None or arena.epoch != epoch:
-            return LoadResult(job.request_id, everything, (), {"load_wrong_epoch": 1})
-        try:
-            load = _Load(job, arena, self._layout)
-            self._load(load)
-            return load.result()
-        except Exception:  # border: an unreported load would hold its blocks and spin the engine for ever
-            logger.exception("load of %s failed; the engine computes its prompt", job.request_id)
-            return LoadResult(job.request_id, everything, (), {"load_crashed": 1})
-
-    def _load(self, load: _Load) -> None:
-        for layer, kv_layer in enumerate(self._layers):
-            self._wait_for_layer(load, layer)
-            if not load.usable:
-                return
-            load.copy_layer(layer, kv_layer)
-
-    def _wait_for_layer(self, load: _Load, layer: int) -> None:
-        fewest = load.missing(layer)
-        deadline = self._clock() + self._wait_s
-        while fewest:
-            if load.job.request_id in self._cancelled:
-                load.give_up_from(0, "load_cancelled")
-                return
-            load.drop_lost()
-            missing = load.missing(layer)
-            if missing < fewest:
-                fewest, deadline = missing, self._clock() + self._wait_s
-            elif missing and self._clock() > deadline:
-                self._give_up_missing(load, layer)
-                return
-            fewest = min(fewest, missing)
-            if fewest:
+        active: list[_Load] = []
+        while self._admit(active):
+            moved = False
+            for load in list(active):
+                moved = self._advance(load) or moved
+                if load.ended:
+                    active.remove(load)
+                    self._report(load.result())
+            if not moved:
                 time.sleep(POLL_S)
 
-    def _give_up_missing(self, load: _Load, layer: int) -> None:
-        ready = load.arena.ready(load.numbers[: load.usable], load.generations[: load.usable], layer)
-        load.give_up_from(int(np.argmin(ready)), "load_stalled")
+    def _admit(self, active: list[_Load]) -> bool:
+        """Take new jobs; waits for one when nothing is in progress. False: the thread is to end."""
+        while not active or not self._todo.empty():
+            item = self._todo.get()
+            if item is None:
+                return False
+            job, arena, epoch = item
+            if arena is None or arena.epoch != epoch or job.request_id in self._cancelled:
+                reason = "load_cancelled" if job.request_id in self._cancelled else "load_wrong_epoch"
+                self._report(LoadResult(job.request_id, self._all_blocks(job), (), {reason: 1}))
+            else:
+                active.append(_Load(job, arena, self._layout, self._layers))
+        return True
+
+    def _advance(self, load: _Load) -> bool:
+        if load.job.request_id in self._cancelled:
+            load.give_up_from(0, "load_cancelled")
+            return True
+        try:
+            return load.advance(self._clock(), self._wait_s)
+        except Exception:  # border: an unreported load would hold its blocks and spin the engine for ever
+            logger.exception("load of %s failed; the engine computes its prompt", load.job.request_id)
+            load.give_up_from(0, "load_crashed")
+            return True
+
+    def _all_blocks(self, job: LoadJob) -> frozenset[int]:
+        size = self._layout.block_tokens
+        return frozenset(job.blocks[job.begin // size : -(-job.end // size)])
+
+    def _report(self, result: LoadResult) -> None:
+        with self._lock:
+            self._done.append(result)

@@ -1,0 +1,358 @@
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from kvrelay import identity
+from kvrelay.connector.lookup import LEASE_S
+from kvrelay.connector.scheduler import SchedulerHalf
+from kvrelay.protocol import DecodeLeg, PrefillLeg, handoff_params
+from kvrelay.store.client import StoreClient
+from kvrelay.types import PageName, Stage
+from tests.connector.fakes import BLOCK, ENGINE, PAGE, FakeArena, FakeClient, FakeRequest
+
+WAIT_S = 2.0
+
+
+class Engine:
+    """A scheduler half with a clock of its own."""
+
+    def __init__(self) -> None:
+        self.client = FakeClient()
+        self.now = 0.0
+        self.half = SchedulerHalf(
+            cast(StoreClient, self.client), ENGINE, owner="w/1", load_wait_s=WAIT_S, clock=lambda: self.now
+        )
+
+    def arrive(self, request: FakeRequest) -> FakeRequest:
+        self.client.last_tokens = len(request.tokens) % PAGE or PAGE
+        self.half.on_new_request(request)
+        return request
+
+    def step(self, request: FakeRequest, computed: int, scheduled: int) -> list[tuple[int, int]]:
+        """Run a step; the pages it saves as (start, tokens)."""
+        blocks = list(range(len(request.tokens) // BLOCK + 2))
+        plan = self.half.build_plan([(request, blocks, computed, scheduled)])
+        request.num_computed_tokens = computed + scheduled
+        return [(page.start, page.tokens) for job in plan.saves for page in job.pages]
+
+    def late(self) -> list[tuple[int, int]]:
+        plan = self.half.build_plan([])
+        return [(page.start, page.tokens) for job in plan.late_saves for page in job.pages]
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return Engine()
+
+
+def prompt(tokens: int, request_id: str = "r", **fields: Any) -> FakeRequest:
+    return FakeRequest(request_id, list(range(tokens)), **fields)
+
+
+def names_of(request: FakeRequest) -> list[PageName]:
+    return identity.name_pages(identity.root_name(ENGINE.fingerprint), request.tokens, PAGE)
+
+
+# ---------------------------------------------------------------- saving
+
+
+def test_each_page_is_saved_in_the_step_that_completes_it_and_the_tail_with_the_last(engine: Engine) -> None:
+    request = engine.arrive(prompt(100))
+    assert engine.half.matched_tokens(request, 0) == 0
+    assert engine.step(request, 0, 40) == [(0, 32)]
+    assert engine.step(request, 40, 24) == [(32, 32)]
+    assert engine.step(request, 64, 36) == [(64, 32), (96, 4)]
+    assert engine.step(request, 100, 1) == []
+
+
+def test_pages_found_in_the_engines_own_cache_are_saved_at_the_first_step(engine: Engine) -> None:
+    request = engine.arrive(prompt(100))
+    engine.half.allocated(request, [0, 1], 0)
+    assert engine.step(request, 64, 36) == [(0, 32), (32, 32), (64, 32), (96, 4)]
+
+
+def test_pages_that_the_store_has_are_not_saved_again(engine: Engine) -> None:
+    request = prompt(100)
+    engine.client.here = {names_of(request)[1]}
+    engine.arrive(request)
+    assert engine.half.matched_tokens(request, 0) == 0
+    engine.half.allocated(request, [0, 1], 0)
+    assert engine.step(request, 0, 100) == [(0, 32), (64, 32), (96, 4)]
+
+
+def test_generated_pages_are_saved_as_they_fill(engine: Engine) -> None:
+    request = engine.arrive(prompt(30))
+    assert engine.step(request, 0, 30) == [(0, 30)]
+    for position in range(30, 64):
+        request.tokens.append(1000 + position)
+        saved = engine.step(request, position, 1)
+        assert saved == ([(position + 1 - PAGE, PAGE)] if (position + 1) % PAGE == 0 else [])
+    assert [page.name for page in engine.client.announced[1:]] == names_of(request)
+
+
+def test_a_page_without_a_free_slot_is_saved_later_or_when_the_request_ends(engine: Engine) -> None:
+    request = engine.arrive(prompt(100))
+    engine.client.slots_left = 1
+    assert engine.step(request, 0, 64) == [(0, 32)]
+    engine.client.slots_left = 1
+    assert engine.step(request, 64, 36) == [(32, 32)]
+    engine.client.slots_left = 5
+    engine.half.finished(request, [0, 1])
+    assert engine.late() == [(64, 32), (96, 4)]
+    assert engine.late() == []
+    assert {"pages_not_saved_no_slot": 1} in engine.client.reports
+
+
+def test_a_request_that_ends_before_it_was_scheduled_saves_nothing(engine: Engine) -> None:
+    request = engine.arrive(prompt(100))
+    engine.half.finished(request, [])
+    assert engine.late() == []
+    assert engine.client.released == ["w/1/r"]
+
+
+def test_an_aborted_prefill_saves_only_what_was_computed(engine: Engine) -> None:
+    request = engine.arrive(prompt(100))
+    engine.client.slots_left = 0
+    engine.step(request, 0, 40)
+    engine.client.slots_left = 9
+    engine.half.finished(request, [0])
+    assert engine.late() == [(0, 32)]
+
+
+def test_without_a_store_nothing_is_planned(engine: Engine) -> None:
+    engine.client.arena = None
+    request = engine.arrive(prompt(100))
+    assert engine.half.matched_tokens(request, 0) == 0
+    assert engine.step(request, 0, 100) == []
+
+
+def test_a_store_that_returns_during_planning_gets_no_page_of_the_old_arena(engine: Engine) -> None:
+    request = engine.arrive(prompt(64))
+    take_slots = engine.client.take_slots
+
+    def restart_then_take(count: int) -> object:
+        engine.client.arena = FakeArena(epoch=8)
+        return take_slots(count)
+
+    engine.client.take_slots = restart_then_take  # type: ignore[assignment, method-assign]
+    assert engine.step(request, 0, 64) == []
+    assert len(engine.client.suspected) == 2
+
+
+@pytest.mark.parametrize("field", ["lora_request", "prompt_embeds", "pooling_params"])
+def test_requests_that_names_do_not_cover_pass_through(engine: Engine, field: str) -> None:
+    request = prompt(100)
+    setattr(request, field, object())
+    engine.client.here = set(names_of(request))
+    engine.arrive(request)
+    assert engine.half.matched_tokens(request, 0) == 0
+    assert engine.step(request, 0, 100) == []
+
+
+def test_salts_separate_tenants(engine: Engine) -> None:
+    mine = prompt(64, cache_salt="mine")
+    engine.client.here = set(names_of(mine))
+    engine.arrive(mine)
+    assert engine.half.matched_tokens(mine, 0) == 0
+
+
+# ---------------------------------------------------------------- loading
+
+
+@pytest.mark.parametrize(
+    ("tokens", "local", "expected"), [(100, 0, 100), (100, 64, 36), (96, 0, 96), (1, 0, 1), (64, 64, 0), (33, 0, 33)]
+)
+def test_a_prompt_that_the_store_has_is_loaded_to_its_last_token(
+    engine: Engine, tokens: int, local: int, expected: int
+) -> None:
+    request = prompt(tokens)
+    engine.client.here = set(names_of(request))
+    engine.arrive(request)
+    assert engine.half.matched_tokens(request, local) == expected
+
+
+def test_the_load_ends_at_the_first_missing_page(engine: Engine) -> None:
+    request = prompt(100)
+    engine.client.here = set(names_of(request)) - {names_of(request)[1]}
+    engine.arrive(request)
+    assert engine.half.matched_tokens(request, 0) == 32
+
+
+def test_asking_twice_changes_nothing(engine: Engine) -> None:
+    request = prompt(100)
+    engine.client.here = set(names_of(request))
+    engine.arrive(request)
+    assert [engine.half.matched_tokens(request, 0) for _ in range(3)] == [100, 100, 100]
+    assert engine.client.acquired == 1
+
+
+def test_the_load_gets_the_blocks_and_only_the_pages_it_needs(engine: Engine) -> None:
+    request = prompt(100)
+    engine.client.here = set(names_of(request))
+    engine.arrive(request)
+    engine.half.matched_tokens(request, 64)
+    engine.half.allocated(request, [4, 5], 36)
+    (load,) = engine.half.build_plan([]).loads
+    assert (load.begin, load.end, load.blocks) == (64, 100, [4, 5])
+    assert [page.start for page in load.pages] == [64, 96]
+    assert engine.half.build_plan([]).loads == []
+
+
+def test_arriving_pages_count_only_with_a_transfer(engine: Engine) -> None:
+    plain, split = prompt(100, "plain"), prompt(100, "split", kv_transfer_params=decode_leg("t"))
+    engine.client.arriving = set(names_of(plain))
+    assert engine.half.matched_tokens(engine.arrive(plain), 0) == 0
+    assert engine.half.matched_tokens(engine.arrive(split), 0) == 100
+
+
+def decode_leg(*transfers: str) -> dict[str, object]:
+    return handoff_params(DecodeLeg(transfers=list(transfers)))
+
+
+def test_a_missing_page_of_a_live_transfer_is_waited_for(engine: Engine) -> None:
+    request = prompt(100, kv_transfer_params=decode_leg("t"))
+    engine.client.live_transfers = {"t"}
+    engine.client.arriving = set(names_of(request)[:1])
+    engine.arrive(request)
+    assert engine.half.matched_tokens(request, 0) is None
+    engine.now += 0.02
+    assert engine.half.matched_tokens(request, 0) is None
+    engine.client.arriving = set(names_of(request))
+    engine.now += 0.02
+    assert engine.half.matched_tokens(request, 0) == 100
+
+
+def test_a_stalled_transfer_is_waited_for_no_longer_than_the_limit(engine: Engine) -> None:
+    request = prompt(100, kv_transfer_params=decode_leg("t"))
+    engine.client.live_transfers = {"t"}
+    engine.client.arriving = set(names_of(request)[:1])
+    engine.arrive(request)
+    assert engine.half.matched_tokens(request, 0) is None
+    engine.now = WAIT_S + 0.1
+    assert engine.half.matched_tokens(request, 0) == 32
+
+
+def test_a_store_that_does_not_answer_is_waited_for_no_longer_than_the_limit(engine: Engine) -> None:
+    engine.client.answers = False
+    request = engine.arrive(prompt(100))
+    assert engine.half.matched_tokens(request, 0) is None
+    engine.now = WAIT_S + 0.1
+    assert engine.half.matched_tokens(request, 0) == 0
+
+
+def test_an_old_answer_is_asked_again_before_its_pins_lapse(engine: Engine) -> None:
+    request = engine.arrive(prompt(100))
+    engine.half.matched_tokens(request, 0)
+    engine.now = LEASE_S / 2
+    engine.half.matched_tokens(request, 0)
+    assert engine.client.acquired == 2
+
+
+def test_no_load_is_announced_while_its_blocks_are_not_free(engine: Engine) -> None:
+    request = prompt(200)
+    engine.client.here = set(names_of(request))
+    engine.arrive(request)
+    free = 3
+    engine.half.free_blocks = lambda: free
+    assert engine.half.matched_tokens(request, 0) is None
+    free = 5
+    assert engine.half.matched_tokens(request, 0) == 200
+
+
+def test_a_failed_load_is_not_tried_again_and_what_is_computed_is_saved(engine: Engine) -> None:
+    request = prompt(100)
+    engine.client.here = set(names_of(request))
+    engine.arrive(request)
+    engine.half.matched_tokens(request, 0)
+    engine.half.allocated(request, [4, 5], 100)
+    engine.half.loads_finished(["r"], {5})
+    assert engine.half.matched_tokens(request, 0) == 0
+    assert engine.step(request, 64, 36) == [(64, 32), (96, 4)]
+    assert engine.client.released == ["w/1/r"]
+
+
+def test_a_good_load_is_released_and_nothing_of_it_is_saved_again(engine: Engine) -> None:
+    request = prompt(100, kv_transfer_params=decode_leg("t"))
+    engine.client.here = set(names_of(request))
+    engine.arrive(request)
+    engine.half.matched_tokens(request, 0)
+    engine.half.allocated(request, [4, 5], 100)
+    engine.half.loads_finished(["r"], {9})
+    assert engine.client.released == ["w/1/r"]
+    assert engine.client.milestones == [("t", Stage.LOADED)]
+    assert engine.step(request, 99, 1) == []
+
+
+def test_an_abort_during_a_load_cancels_it_and_saves_nothing(engine: Engine) -> None:
+    request = prompt(100)
+    engine.client.here = set(names_of(request))
+    engine.arrive(request)
+    engine.half.matched_tokens(request, 0)
+    engine.half.allocated(request, [4, 5], 100)
+    request.num_computed_tokens = 100
+    engine.half.finished(request, [4, 5])
+    plan = engine.half.build_plan([])
+    assert plan.cancels == ["r"]
+    assert plan.late_saves == []
+    engine.half.loads_finished(["r"], set())
+
+
+def test_a_preempted_request_looks_again_with_its_answer_so_far(engine: Engine) -> None:
+    request = prompt(60)
+    engine.arrive(request)
+    engine.half.matched_tokens(request, 0)
+    engine.half.allocated(request, [0, 1], 0)
+    request.tokens += range(1000, 1040)
+    engine.client.here = set(names_of(request)[:3])
+    assert engine.half.matched_tokens(request, 0) == 96
+
+
+# ---------------------------------------------------------------- transfers
+
+
+def test_a_prefill_leg_opens_its_transfer_and_tells_its_first_and_last_chunk(engine: Engine) -> None:
+    leg = handoff_params(PrefillLeg(transfer="t", push_to="127.0.0.1:9"))
+    request = engine.arrive(prompt(100, kv_transfer_params=leg))
+    assert engine.client.opened == [("t", 100, "127.0.0.1:9")]
+    engine.step(request, 0, 60)
+    assert engine.client.milestones == [("t", Stage.STARTED)]
+    engine.step(request, 60, 40)
+    assert engine.client.milestones == [("t", Stage.STARTED), ("t", Stage.LAST_CHUNK)]
+    engine.half.finished(request, [0, 1])
+    engine.late()
+    assert len(engine.client.milestones) == 2
+
+
+def test_a_prefill_that_ends_early_fails_its_transfer(engine: Engine) -> None:
+    leg = handoff_params(PrefillLeg(transfer="t", push_to=None))
+    request = engine.arrive(prompt(100, kv_transfer_params=leg))
+    engine.step(request, 0, 60)
+    engine.half.finished(request, [0])
+    engine.late()
+    assert engine.client.milestones[-1] == ("t", Stage.FAILED)
+
+
+def test_a_prefill_that_never_ran_fails_its_transfer(engine: Engine) -> None:
+    leg = handoff_params(PrefillLeg(transfer="t", push_to=None))
+    request = engine.arrive(prompt(100, kv_transfer_params=leg))
+    engine.half.finished(request, [])
+    assert engine.client.milestones == [("t", Stage.FAILED)]
+
+
+@pytest.mark.parametrize("params", [{"kvrelay": 1}, {"kvrelay": {"type": "x"}}, {"kvrelay": {"transfer": 3}}])
+def test_a_hand_off_that_is_not_ours_is_counted_and_ignored(engine: Engine, params: dict[str, object]) -> None:
+    request = engine.arrive(prompt(100, kv_transfer_params=params))
+    assert engine.half.matched_tokens(request, 0) == 0
+    assert {"handoffs_malformed": 1} in engine.client.reports
+    assert len(engine.step(request, 0, 100)) == 4
+
+
+def test_after_a_weight_update_nothing_of_before_is_found_or_saved(engine: Engine) -> None:
+    before = engine.arrive(prompt(64))
+    engine.half.reset()
+    assert engine.step(before, 0, 64) == []
+    engine.client.here = set(names_of(before))
+    after = engine.arrive(prompt(64, "after"))
+    assert engine.half.matched_tokens(after, 0) == 0
