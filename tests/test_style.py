@@ -1,0 +1,196 @@
+"""Holds the style that can be counted: small functions, small files, one sentence on top, no broad except."""
+
+from __future__ import annotations
+
+import ast
+import statistics
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parent.parent / "kvrelay"
+
+MAX_FUNCTION_LINES = 60
+MAX_MEDIAN_FUNCTION_LINES = 10
+MAX_FILE_LINES = 400
+LONGER_FILES = {"protocol.py": 500}
+"""Files that may be longer: every message that crosses a process stands in one place."""
+
+BORDER = "# border:"
+"""Marks a broad except, with the reason: the place where a foreign failure is turned into one of ours."""
+BROAD = frozenset({"Exception", "BaseException"})
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class Source(NamedTuple):
+    """One parsed file."""
+
+    name: str
+    text: str
+    tree: ast.Module
+
+    @property
+    def functions(self) -> list[Function]:
+        return [node for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+
+def read(folder: Path) -> list[Source]:
+    """Every Python file below ``folder``."""
+    texts = ((str(path.relative_to(folder)), path.read_text()) for path in sorted(folder.rglob("*.py")))
+    return [Source(name, text, ast.parse(text)) for name, text in texts]
+
+
+def lines_of(function: Function) -> int:
+    """Length of a function, its decorators left out."""
+    return (function.end_lineno or function.lineno) - function.lineno + 1
+
+
+def long_functions(source: Source) -> Iterator[str]:
+    for function in source.functions:
+        if lines_of(function) > MAX_FUNCTION_LINES:
+            yield f"{source.name}:{function.lineno}: {function.name} has {lines_of(function)} lines"
+
+
+def long_file(source: Source) -> Iterator[str]:
+    lines = len(source.text.splitlines())
+    if lines > LONGER_FILES.get(source.name, MAX_FILE_LINES):
+        yield f"{source.name}: {lines} lines"
+
+
+def no_sentence_on_top(source: Source) -> Iterator[str]:
+    empty = not source.tree.body and Path(source.name).name == "__init__.py"
+    if not empty and not (ast.get_docstring(source.tree) or "").split("\n\n")[0].endswith((".", ":")):
+        yield f"{source.name}: the docstring on top does not begin with a sentence"
+
+
+def not_annotated(source: Source) -> Iterator[str]:
+    for function in source.functions:
+        names = [arg.arg for arg in _arguments(function) if arg.annotation is None and arg.arg not in ("self", "cls")]
+        if function.returns is None:
+            names.append("the result")
+        if names:
+            yield f"{source.name}:{function.lineno}: {function.name} does not annotate {', '.join(names)}"
+
+
+def _arguments(function: Function) -> list[ast.arg]:
+    given = function.args
+    starred = [arg for arg in (given.vararg, given.kwarg) if arg is not None]
+    return [*given.posonlyargs, *given.args, *given.kwonlyargs, *starred]
+
+
+def broad_excepts(source: Source) -> Iterator[str]:
+    """Handlers that catch everything and go on, unless marked as a border."""
+    lines = source.text.splitlines()
+    for node in ast.walk(source.tree):
+        swallows = isinstance(node, ast.ExceptHandler) and _is_broad(node.type) and not _raises_again(node)
+        if (swallows or _suppresses(node)) and BORDER not in lines[_line(node) - 1]:
+            yield f"{source.name}:{_line(node)}: broad except without {BORDER!r}"
+
+
+def _line(node: ast.AST) -> int:
+    return int(getattr(node, "lineno", 1))
+
+
+def _is_broad(caught: ast.expr | None) -> bool:
+    if isinstance(caught, ast.Tuple):
+        return any(_is_broad(each) for each in caught.elts)
+    return caught is None or (isinstance(caught, ast.Name) and caught.id in BROAD)
+
+
+def _raises_again(handler: ast.ExceptHandler) -> bool:
+    last = handler.body[-1]
+    return isinstance(last, ast.Raise) and last.exc is None
+
+
+def _suppresses(node: ast.AST) -> bool:
+    if not isinstance(node, ast.Call) or not ast.unparse(node.func).endswith("suppress"):
+        return False
+    return any(_is_broad(each) for each in node.args)
+
+
+CHECKS: tuple[Callable[[Source], Iterator[str]], ...] = (
+    long_functions,
+    long_file,
+    no_sentence_on_top,
+    not_annotated,
+    broad_excepts,
+)
+
+
+def median_function_lines(sources: list[Source]) -> float:
+    """Median length of all functions."""
+    return statistics.median(lines_of(function) for source in sources for function in source.functions)
+
+
+# ---------------------------------------------------------------- the repository
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_the_code_keeps_to_its_style(check: Callable[[Source], Iterator[str]]) -> None:
+    assert [problem for source in read(PACKAGE) for problem in check(source)] == []
+
+
+def test_the_median_function_is_short() -> None:
+    assert median_function_lines(read(PACKAGE)) <= MAX_MEDIAN_FUNCTION_LINES
+
+
+# ---------------------------------------------------------------- the checker
+
+GOOD = '''"""One noun: what it is for."""
+
+def add(first: int, *rest: int, scale: float = 1.0) -> float:
+    try:
+        return scale * (first + sum(rest))
+    except BaseException:
+        print("says so, then goes on failing")
+        raise
+
+async def border() -> None:
+    try:
+        await add(1)
+    except Exception:  # border: whatever the engine raises becomes Lost
+        pass
+'''
+
+
+def source_of(text: str) -> Source:
+    return Source("planted.py", text, ast.parse(text))
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_good_code_passes(check: Callable[[Source], Iterator[str]]) -> None:
+    assert list(check(source_of(GOOD))) == []
+
+
+@pytest.mark.parametrize(
+    ("check", "text"),
+    [
+        (long_functions, "async def f() -> None:\n" + "    x = 1\n" * 60),
+        (long_file, "x = 1\n" * 401),
+        (no_sentence_on_top, "import os\n"),
+        (no_sentence_on_top, '"""helpers"""\n'),
+        (not_annotated, "def f(x) -> None: ...\n"),
+        (not_annotated, "def f(*, x=1) -> None: ...\n"),
+        (not_annotated, "class A:\n    def f(self): ...\n"),
+        (not_annotated, "def f(*rest, **named: int) -> None: ...\n"),
+        (broad_excepts, "try: pass\nexcept Exception: pass\n"),
+        (broad_excepts, "try: pass\nexcept (OSError, BaseException) as e: raise KeyError from e\n"),
+        (broad_excepts, "try: pass\nexcept: pass\n"),
+        (broad_excepts, "with contextlib.suppress(Exception): pass\n"),
+    ],
+)
+def test_a_planted_fault_is_found(check: Callable[[Source], Iterator[str]], text: str) -> None:
+    assert len(list(check(source_of(text)))) == 1
+
+
+def test_the_median_counts_every_function() -> None:
+    long = "def f() -> None:\n" + "    x = 1\n" * 20
+    assert median_function_lines([source_of(long), source_of(GOOD)]) == 6
+    assert median_function_lines([source_of(long)]) == 21
+
+
+def test_sixty_lines_are_still_a_function() -> None:
+    assert list(long_functions(source_of("def f() -> None:\n" + "    x = 1\n" * 59))) == []
