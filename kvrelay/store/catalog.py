@@ -1,0 +1,263 @@
+"""Which page lives in which slot, from grant to eviction. Pure state: time comes in as ``now``, nothing waits.
+
+It must never hand out a slot that somebody may still read under a pin or write into.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from kvrelay.store.arena import SlotState
+from kvrelay.store.counts import Counts
+from kvrelay.store.eviction import EvictionOrder
+from kvrelay.store.filling import Filling
+from kvrelay.store.page import FOREVER, Page, Writer
+from kvrelay.store.room import Room
+from kvrelay.store.shelf import Shelf
+from kvrelay.types import PageName, SlotRef
+
+QUARANTINE_S = 1.0
+"""A lost writer may be alive behind a broken link, in the middle of a copy; one layer's copy takes milliseconds."""
+
+
+class Catalog:
+    """All pages of a store."""
+
+    def __init__(self, room: Room, counts: Counts, page_lease_s: float) -> None:
+        self.room = room
+        self.counts = counts
+        self.pages: dict[PageName, Page] = {}
+        """Filling and complete pages by name."""
+        self.spares: dict[PageName, list[Page]] = {}
+        """Second copies of a page in the making: freed when whole, unless the first one failed."""
+        self.failed: dict[Page, None] = {}
+        """Given-up pages whose slot somebody may still touch."""
+        self.pinned = 0
+        self.on_complete: Callable[[Page], None] = lambda page: None
+        self.on_failed: Callable[[Page], None] = lambda page: None
+        self._filling: dict[Shelf, Filling] = {}
+        self._page_lease_s = page_lease_s
+        self._order = EvictionOrder()
+        self._uses = 0
+
+    def __repr__(self) -> str:
+        return f"<Catalog {len(self.pages)} pages, {self.pinned} pinned, {len(self.failed)} failed, {self.room!r}>"
+
+    # ------------------------------------------------------------ writing
+
+    def grant(self, writer: Writer, shelf: Shelf, count: int, now: float) -> list[SlotRef]:
+        """Up to ``count`` empty slots, evicting what must go for them."""
+        refs: list[SlotRef] = []
+        while len(refs) < count and (ref := self.room.take(shelf, lambda: self._evict(now))) is not None:
+            writer.granted[ref] = shelf
+            refs.append(ref)
+        return refs
+
+    def announce(
+        self, writer: Writer, ref: SlotRef, name: PageName, tokens: int, parent: Page | None, now: float
+    ) -> Page | None:
+        """A granted slot starts to be filled as ``name``. None, and counted, when it was not granted to ``writer``."""
+        shelf = writer.granted.pop(ref, None)
+        if shelf is None:
+            self.counts.add("stale_refs")
+            return None
+        shelf.arena.set_tokens(ref.slot, tokens)
+        page = Page(name, shelf, ref, tokens, writer, now)
+        writer.filling.add(page)
+        self.filling(shelf).add(page)
+        if name in self.pages:
+            self.spares.setdefault(name, []).append(page)
+        else:
+            self._enter(page, parent)
+        return page
+
+    def filling(self, shelf: Shelf) -> Filling:
+        """Unfinished pages of a shelf."""
+        if shelf not in self._filling:
+            self._filling[shelf] = Filling(shelf.arena)
+        return self._filling[shelf]
+
+    def progress(self, now: float) -> list[Shelf]:
+        """Take note of layers that came in; the shelves where any did."""
+        moved: list[Shelf] = []
+        for shelf, filling in list(self._filling.items()):
+            whole, any_moved = filling.scan(now)
+            for page in whole:
+                self._finish(page, now)
+            if any_moved:
+                moved.append(shelf)
+        return moved
+
+    def fail(self, page: Page, free_at: float) -> None:
+        """Give a filling page up. Its slot stays out of use until ``free_at`` and while it is pinned.
+
+        ``FOREVER``: until its writer has finished it after all, or is lost.
+        """
+        page.free_at = free_at
+        if free_at != FOREVER:
+            self.filling(page.shelf).discard(page)
+            page.writer.filling.discard(page)
+        if page.state is not SlotState.FILLING:
+            return
+        page.state = SlotState.FAILED
+        page.shelf.arena.set_state(page.ref.slot, SlotState.FAILED)
+        self.failed[page] = None
+        self.counts.add("pages_failed")
+        is_first = self.pages.get(page.name) is page
+        self._forget(page)
+        if is_first:
+            self._promote(page.name)
+            self.on_failed(page)
+
+    def fail_stalled(self, before: float) -> None:
+        """Give up pages without a new layer since ``before``; their slots wait for their writers."""
+        for filling in self._filling.values():
+            for page in filling.stalled(before):
+                self.fail(page, FOREVER)
+
+    def lose(self, writer: Writer, free_at: float) -> None:
+        """``writer`` is gone: nothing it had begun will be finished."""
+        for page in list(writer.filling):
+            self.fail(page, free_at)
+        for ref, shelf in writer.granted.items():
+            page = Page(PageName(b""), shelf, ref, 0, writer, 0.0, SlotState.FAILED, free_at=free_at)
+            shelf.arena.set_state(ref.slot, SlotState.FAILED)
+            self.failed[page] = None
+        writer.granted.clear()
+
+    def sweep(self, now: float) -> int:
+        """Free the slots of failed pages that nobody touches any more; how many."""
+        untouched = [page for page in self.failed if page.free_at <= now and page.pins == 0]
+        for page in untouched:
+            del self.failed[page]
+            page.shelf.free(page.ref.slot)
+        return len(untouched)
+
+    # ------------------------------------------------------------ reading
+
+    def find(self, name: PageName) -> Page | None:
+        """The page, complete or filling."""
+        return self.pages.get(name)
+
+    def has(self, name: PageName) -> bool:
+        """Whether the page is complete here."""
+        page = self.pages.get(name)
+        return page is not None and page.state is SlotState.COMPLETE
+
+    def pin(self, page: Page, now: float) -> None:
+        """Keep the slot until the matching ``unpin``; counts as a use."""
+        self.pinned += page.pins == 0
+        page.pins += 1
+        self._uses += 1
+        page.used = self._uses
+        if page.is_partial:
+            page.keep_until = now + self._page_lease_s
+
+    def unpin(self, page: Page) -> None:
+        page.pins -= 1
+        self.pinned -= page.pins == 0
+        self._order.offer(page)
+
+    # ------------------------------------------------------------ inside
+
+    def _enter(self, page: Page, parent: Page | None) -> None:
+        self.pages[page.name] = page
+        # Only a page that is here already can become a parent, so that chains never close to a circle.
+        if parent is not None and self.pages.get(parent.name) is parent and parent is not page:
+            page.parent = parent
+            parent.children += 1
+
+    def _finish(self, page: Page, now: float) -> None:
+        self.filling(page.shelf).discard(page)
+        page.writer.filling.discard(page)
+        if page.state is SlotState.FAILED:
+            page.free_at = now  # its writer came to an end after all
+            return
+        page.state = SlotState.COMPLETE
+        page.shelf.arena.set_state(page.ref.slot, SlotState.COMPLETE)
+        self._uses += 1
+        page.used, page.keep_until = self._uses, now + self._page_lease_s
+        if page.name not in self.pages:  # the copy that this one was spare to is gone already
+            self._forget(page)
+            self._enter(page, None)
+        if self.pages[page.name] is page:
+            self.counts.add("pages_put")
+            self._order.offer(page)
+            self.on_complete(page)
+        else:
+            self._drop(page)
+
+    def _drop(self, page: Page) -> None:
+        self._forget(page)
+        page.state = SlotState.FREE
+        page.shelf.free(page.ref.slot)
+
+    def _forget(self, page: Page) -> None:
+        if self.pages.get(page.name) is page:
+            del self.pages[page.name]
+        spares = self.spares.get(page.name, [])
+        if page in spares:
+            spares.remove(page)
+        if not spares:
+            self.spares.pop(page.name, None)
+        parent, page.parent = page.parent, None
+        if parent is not None:
+            parent.children -= 1
+            self._order.offer(parent)
+
+    def _promote(self, name: PageName) -> None:
+        spares = self.spares.get(name)
+        if spares:
+            page = spares.pop(0)
+            if not spares:
+                del self.spares[name]
+            self._enter(page, None)
+
+    def _evict(self, now: float) -> bool:
+        if self.sweep(now):
+            return True
+        page = self._order.first(now)
+        if page is None:
+            return False
+        self._drop(page)
+        self.counts.add("pages_evicted")
+        return True
+
+    # ------------------------------------------------------------ checks
+
+    def gauges(self) -> dict[str, int]:
+        """What is here now."""
+        shelves = self.room.shelves.values()
+        return {
+            "pages_used": len(self.pages),
+            "pages_capacity": sum(shelf.arena.slots for shelf in shelves),
+            "pages_filling": sum(len(filling) for filling in self._filling.values()),
+            "pages_pinned": self.pinned,
+            "slots_failed": len(self.failed),
+            "slots_occupied": sum(shelf.occupied for shelf in shelves),
+            "bytes_used": self.room.occupied_bytes,
+            "bytes_resident": self.room.resident_bytes,
+            "bytes_capacity": self.room.budget_bytes,
+        }
+
+    def check_invariants(self, writers: Iterable[Writer]) -> None:
+        """Raise AssertionError unless every slot is accounted for once and every unpinned whole page can go."""
+        spares = [page for pages in self.spares.values() for page in pages]
+        known = [*self.pages.values(), *spares, *self.failed]
+        granted = [(shelf, ref.slot) for writer in writers for ref, shelf in writer.granted.items()]
+        for shelf in self.room.shelves.values():
+            held = [page.ref.slot for page in known if page.shelf is shelf]
+            held += [slot for owner, slot in granted if owner is shelf]
+            assert len(held) == len(set(held)), "a slot is held twice"
+            assert shelf.free_slots.isdisjoint(held), "a held slot is free"
+            assert len(shelf.free_slots) + len(held) == shelf.arena.slots, "a slot is lost"
+        assert self.room.resident_bytes <= self.room.budget_bytes, "over the budget"
+        assert self.pinned == sum(page.pins > 0 for page in known), "pins miscounted"
+        for page in known:
+            self._check(page, known)
+
+    def _check(self, page: Page, known: list[Page]) -> None:
+        assert page.pins >= 0, f"{page} is unpinned too often"
+        assert page.children == sum(other.parent is page for other in known), f"{page} miscounts its children"
+        assert page.state is page.shelf.arena.state(page.ref), f"{page} differs from its slot"
+        assert not page.is_evictable or page in self._order, f"{page} can never be evicted"

@@ -1,0 +1,72 @@
+"""The slots of one arena: which are free, and which of them occupy memory. It does not know what they hold."""
+
+from __future__ import annotations
+
+from kvrelay.store.arena import Arena
+from kvrelay.store.doorbell import Doorbell
+from kvrelay.types import SlotRef
+
+
+class Shelf:
+    """An arena with its free slots. A free slot is *warm* while its memory was not given back."""
+
+    def __init__(self, arena: Arena) -> None:
+        self.arena = arena
+        self.doorbell = Doorbell.create()
+        self._warm: list[int] = []
+        self._cold: list[int] = []
+        self._untouched = 0
+        """Slots from here on were never used."""
+
+    def __repr__(self) -> str:
+        return f"<Shelf {self.occupied} of {self.arena.slots} slots occupied, {len(self._warm)} warm>"
+
+    @property
+    def resident(self) -> int:
+        """Slots that occupy memory, free ones included."""
+        return self._untouched - len(self._cold)
+
+    @property
+    def occupied(self) -> int:
+        """Slots that are not free."""
+        return self.resident - len(self._warm)
+
+    @property
+    def resident_bytes(self) -> int:
+        return self.resident * self.arena.stride
+
+    @property
+    def free_slots(self) -> set[int]:
+        """All free slots; for checks."""
+        return {*self._warm, *self._cold, *range(self._untouched, self.arena.slots)}
+
+    def take_warm(self) -> SlotRef | None:
+        """A free slot whose memory is there already: no page faults, no budget."""
+        return self.arena.occupy(self._warm.pop()) if self._warm else None
+
+    def take_cold(self) -> SlotRef | None:
+        """A free slot that will take memory."""
+        if self._cold:
+            return self.arena.occupy(self._cold.pop())
+        if self._untouched == self.arena.slots:
+            return None
+        self._untouched += 1
+        return self.arena.occupy(self._untouched - 1)
+
+    def free(self, slot: int) -> None:
+        """Take a slot back; every reference to it is stale from now on."""
+        self.arena.vacate(slot)
+        self._warm.append(slot)
+
+    def cool(self) -> bool:
+        """Give the memory of one free slot back to the machine; False when none holds any."""
+        if not self._warm:
+            return False
+        slot = self._warm.pop(0)
+        self.arena.punch(slot)
+        self._cold.append(slot)
+        return True
+
+    def close(self) -> None:
+        self.doorbell.close()
+        self.arena.close()

@@ -1,0 +1,279 @@
+"""The catalog: grants, announcements, pins, eviction and failures, without a socket or a clock."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from kvrelay.errors import Refused
+from kvrelay.store.arena import SlotState
+from kvrelay.store.catalog import QUARANTINE_S, Catalog
+from kvrelay.store.counts import Counts
+from kvrelay.store.page import Page, Writer
+from kvrelay.store.room import Room
+from kvrelay.store.shelf import Shelf
+from kvrelay.types import PageFormat, PageName
+
+FORMAT = PageFormat(layers=2, kv_heads=1, head_dim=8, dtype="float32", page_tokens=32)
+SMALL = PageFormat(layers=1, kv_heads=1, head_dim=8, dtype="float32", page_tokens=16)
+STRIDE = 4096
+LEASE_S = 30.0
+
+
+def name(number: int) -> PageName:
+    return PageName(number.to_bytes(16, "little"))
+
+
+class Store:
+    """A catalog with one writer and a hand-moved clock."""
+
+    def __init__(self, slots: int) -> None:
+        self.catalog = Catalog(Room(slots * STRIDE, epoch=7), Counts(), LEASE_S)
+        self.shelf = self.catalog.room.shelf(FORMAT)
+        self.writers = [Writer("w")]
+        self.now = 0.0
+
+    def begin(self, number: int, parent: Page | None = None, tokens: int = 32) -> Page | None:
+        writer = self.writers[0]
+        refs = self.catalog.grant(writer, self.shelf, 1, self.now)
+        if not refs:
+            return None
+        return self.catalog.announce(writer, refs[0], name(number), tokens, parent, self.now)
+
+    def fill(self, page: Page, layers: int = 2) -> None:
+        for layer in range(layers):
+            page.shelf.arena.publish(page.ref, layer, 1)
+        self.catalog.progress(self.now)
+
+    def put(self, number: int, parent: Page | None = None, tokens: int = 32) -> Page:
+        page = self.begin(number, parent, tokens)
+        assert page is not None
+        self.fill(page)
+        return page
+
+    def present(self, *numbers: int) -> list[bool]:
+        return [self.catalog.has(name(number)) for number in numbers]
+
+    def check(self) -> None:
+        self.catalog.check_invariants(self.writers)
+
+
+@pytest.fixture
+def store() -> Store:
+    assert FORMAT.page_bytes == STRIDE
+    return Store(slots=4)
+
+
+def test_a_page_is_there_once_all_its_layers_are_in(store: Store) -> None:
+    page = store.begin(1)
+    assert page is not None
+    store.fill(page, layers=1)
+    assert (store.present(1), store.catalog.find(name(1))) == ([False], page)
+    store.fill(page)
+    assert store.present(1) == [True]
+    assert page.shelf.arena.state(page.ref) is SlotState.COMPLETE
+    store.check()
+
+
+def test_the_least_recently_used_page_goes_first(store: Store) -> None:
+    pages = [store.put(number) for number in range(4)]
+    store.catalog.pin(pages[0], store.now)
+    store.catalog.unpin(pages[0])
+    store.put(4)
+    assert store.present(0, 1, 2, 3, 4) == [True, False, True, True, True]
+    store.check()
+
+
+def test_pinned_and_arriving_pages_are_never_evicted(store: Store) -> None:
+    pinned = [store.put(number) for number in range(2)]
+    for page in pinned:
+        store.catalog.pin(page, store.now)
+    arriving = [store.begin(number) for number in (2, 3)]
+    assert store.begin(9) is None
+    assert all(page and page.shelf.arena.is_current(page.ref) for page in [*pinned, *arriving])
+    store.catalog.unpin(pinned[1])
+    assert store.begin(9) is not None
+    assert store.present(0, 1) == [True, False]
+    store.check()
+
+
+def test_deeper_pages_of_a_chain_are_evicted_before_their_parents(store: Store) -> None:
+    root = store.put(0)
+    middle = store.put(1, root)
+    leaf = store.put(2, middle)
+    store.catalog.pin(leaf, store.now)
+    store.catalog.unpin(leaf)
+    store.put(3)
+    store.put(4)
+    assert store.present(0, 1, 2, 3, 4) == [True, True, False, True, True]
+    store.put(5)
+    assert store.present(0, 1, 3, 4, 5) == [True, False, True, True, True]
+    store.check()
+
+
+def test_a_partial_page_is_spared_for_one_lease_and_then_goes_first(store: Store) -> None:
+    store.put(0, tokens=5)
+    for number in (1, 2, 3, 4):
+        store.put(number)
+    assert store.present(0, 1) == [True, False]
+    store.now = LEASE_S + 1
+    store.put(5)
+    assert store.present(0, 2, 3, 4, 5) == [False, True, True, True, True]
+    store.check()
+
+
+def test_a_partial_page_under_lease_goes_when_nothing_else_can(store: Store) -> None:
+    for number in range(4):
+        store.put(number, tokens=1)
+    assert store.begin(9) is not None
+    assert store.present(0, 1, 2, 3) == [False, True, True, True]
+
+
+def test_the_second_copy_of_a_page_is_freed_when_it_is_whole(store: Store) -> None:
+    first, second = store.begin(1), store.begin(1)
+    assert first
+    assert second
+    store.fill(second)
+    assert store.present(1) == [False]
+    assert not store.shelf.arena.is_current(second.ref)
+    store.fill(first)
+    assert store.present(1) == [True]
+    assert store.shelf.occupied == 1
+    store.check()
+
+
+def test_the_second_copy_takes_over_when_the_first_one_fails(store: Store) -> None:
+    first, second = store.begin(1), store.begin(1)
+    assert first
+    assert second
+    store.catalog.fail(first, store.now)
+    assert store.catalog.find(name(1)) is second
+    store.fill(second)
+    assert store.present(1) == [True]
+    store.check()
+
+
+def test_a_slot_that_was_not_granted_cannot_be_announced(store: Store) -> None:
+    page = store.put(1)
+    other = Writer("other")
+    ref = store.catalog.grant(store.writers[0], store.shelf, 1, 0.0)[0]
+    assert store.catalog.announce(other, ref, name(2), 32, None, 0.0) is None
+    assert store.catalog.announce(store.writers[0], page.ref, name(2), 32, None, 0.0) is None
+    assert store.catalog.counts["stale_refs"] == 2
+    store.check()
+
+
+def test_a_lost_writer_leaves_failed_pages_and_its_slots_come_back_after_quarantine(store: Store) -> None:
+    writer = store.writers[0]
+    page = store.begin(1)
+    granted = store.catalog.grant(writer, store.shelf, 2, store.now)
+    assert page
+    store.catalog.lose(writer, store.now + QUARANTINE_S)
+    assert store.catalog.find(name(1)) is None
+    assert store.shelf.arena.is_failed(page.ref)
+    store.catalog.sweep(store.now)
+    assert store.shelf.occupied == 3
+    store.check()
+    store.catalog.sweep(store.now + QUARANTINE_S)
+    assert store.shelf.occupied == 0
+    assert not any(store.shelf.arena.is_current(ref) for ref in [page.ref, *granted])
+    store.check()
+
+
+def test_a_failed_page_keeps_its_slot_while_it_is_pinned(store: Store) -> None:
+    page = store.begin(1)
+    assert page
+    store.catalog.pin(page, store.now)
+    store.catalog.fail(page, store.now)
+    store.catalog.sweep(store.now)
+    assert store.shelf.arena.is_current(page.ref)
+    store.catalog.unpin(page)
+    store.catalog.sweep(store.now)
+    assert not store.shelf.arena.is_current(page.ref)
+    store.check()
+
+
+def test_a_stalled_page_is_given_up_but_its_slot_waits_for_its_writer(store: Store) -> None:
+    page = store.begin(1)
+    assert page
+    store.catalog.fail_stalled(before=1.0)
+    assert store.catalog.find(name(1)) is None
+    store.catalog.sweep(1e9)
+    assert store.shelf.arena.is_failed(page.ref)
+    assert store.shelf.arena.is_current(page.ref)
+    store.fill(page)
+    store.catalog.sweep(store.now)
+    assert store.present(1) == [False]
+    assert store.shelf.occupied == 0
+    store.check()
+
+
+def test_two_formats_share_one_budget(store: Store) -> None:
+    small = store.catalog.room.shelf(SMALL)
+    for number in range(4):
+        store.put(number)
+    assert store.catalog.grant(store.writers[0], small, 3, store.now)
+    assert store.catalog.room.resident_bytes == 4 * STRIDE
+    assert store.present(0, 1, 2, 3) == [False, False, False, True]
+    store.check()
+
+
+def test_a_format_that_cannot_fit_is_refused() -> None:
+    room = Room(STRIDE - 1, epoch=1)
+    with pytest.raises(Refused, match=r"store\.arena_bytes"):
+        room.shelf(FORMAT)
+    with pytest.raises(Refused, match="format"):
+        room.shelf(PageFormat(layers=0, kv_heads=1, head_dim=8, dtype="float32", page_tokens=32))
+
+
+def _random_step(store: Store, pinned: list[Page], dice: random.Random) -> None:
+    choice = dice.random()
+    live = list(store.catalog.pages.values())
+    if choice < 0.5:
+        parent = dice.choice(live) if live else None
+        store.begin(dice.randrange(40), parent, tokens=dice.choice([32, 32, 3]))
+    elif choice < 0.75 and live:
+        store.fill(dice.choice(live), layers=dice.choice([1, 2]))
+    elif choice < 0.85 and live:
+        page = dice.choice(live)
+        store.catalog.pin(page, store.now)
+        pinned.append(page)
+    elif choice < 0.95 and pinned:
+        store.catalog.unpin(pinned.pop(dice.randrange(len(pinned))))
+    elif live:
+        store.catalog.fail(dice.choice(live), store.now)
+    store.now += dice.choice([0, 1, 20])
+    store.catalog.sweep(store.now)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_histories_keep_every_slot_accounted_for(seed: int) -> None:
+    store, pinned, dice = Store(slots=12), list[Page](), random.Random(seed)
+    for _ in range(400):
+        _random_step(store, pinned, dice)
+        store.check()
+    assert all(store.shelf.arena.is_current(page.ref) for page in pinned)
+
+
+def test_ten_thousand_pages_go_through_a_small_store_while_pinned_ones_stay() -> None:
+    store = Store(slots=256)
+    kept = [store.put(number) for number in range(100)]
+    for page in kept:
+        store.catalog.pin(page, store.now)
+    for number in range(100, 10_100):
+        store.put(number)
+    assert all(store.present(*range(100)))
+    assert store.present(*range(10_100 - 156, 10_100)) == [True] * 156
+    assert store.catalog.counts["pages_evicted"] == 10_000 - 156
+    store.check()
+
+
+def test_a_warm_slot_is_preferred_to_one_that_would_take_memory(store: Store) -> None:
+    page = store.begin(1)
+    assert page
+    store.catalog.fail(page, store.now)
+    store.catalog.sweep(store.now)
+    store.put(2)
+    assert store.shelf.resident == 1
+    assert isinstance(store.shelf, Shelf)
