@@ -1,14 +1,14 @@
-"""One authenticated link between two processes: framed messages, raw payloads, file descriptors.
+"""Authenticated links: dialling, the handshake, listening.
 
-It must never deliver a message before both sides proved the cluster's key. Written on raw sockets
-rather than asyncio streams: payloads are received straight into the arena, and unix links pass
-file descriptors.
+It must never hand out a link before both sides proved the cluster's key.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import logging
 import os
 import secrets
 import socket
@@ -18,145 +18,19 @@ from typing import TypeVar
 
 from kvrelay import protocol
 from kvrelay.errors import KvrelayError, Lost, Malformed, Refused
+from kvrelay.link import Channel as Channel
 from kvrelay.protocol import Challenge, FrameReader, Hello, Message, Proof, Rejected, Welcome
 
+_log = logging.getLogger(__name__)
+
 HANDSHAKE_S = 5.0
+ACCEPT_RETRY_S = 0.1
+"""Pause when no descriptor or memory is left for another link."""
 MAX_LINKS = 1024
-_READ_BYTES = 256 << 10
-_MAX_FDS = 4
-_IOV_MAX = 512
+_PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED)
+_MAX_INTRODUCTION_BYTES = 4096
 
 M = TypeVar("M", bound=Message)
-
-
-class Channel:
-    """A connected socket after the handshake. One task may send while another receives."""
-
-    def __init__(self, sock: socket.socket, reader: FrameReader | None = None) -> None:
-        sock.setblocking(False)
-        if sock.family in (socket.AF_INET, socket.AF_INET6):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._sock = sock
-        self._loop = asyncio.get_running_loop()
-        self._reader = reader or FrameReader()
-        self._send_lock = asyncio.Lock()
-        self._fds: list[int] = []
-        self.peer = "?"
-        """Name that the other side gave in its handshake."""
-        self.purpose = "?"
-
-    def __repr__(self) -> str:
-        state = "closed" if self._sock.fileno() < 0 else "open"
-        return f"<Channel {self.purpose} with {self.peer}, {state}>"
-
-    async def send(self, message: Message, payload: Iterable[memoryview] = ()) -> None:
-        """Send one message and its raw payload. Waits while the peer does not read. Raises ``Lost``."""
-        views = [memoryview(protocol.encode(message)), *payload]
-        async with self._send_lock:
-            try:
-                await self._send_views(views)
-            except OSError as error:
-                raise Lost(f"link to {self.peer} broke: {error}") from error
-
-    async def _send_views(self, views: list[memoryview]) -> None:
-        while views:
-            try:
-                sent = self._sock.sendmsg(views[:_IOV_MAX])
-            except (BlockingIOError, InterruptedError):
-                await self._ready(self._loop.add_writer, self._loop.remove_writer)
-                continue
-            views = _drop(views, sent)
-
-    async def send_fds(self, message: Message, fds: list[int]) -> None:
-        """Send one message with file descriptors (unix sockets only)."""
-        data = protocol.encode(message)
-        async with self._send_lock:
-            try:
-                sent = socket.send_fds(self._sock, [data], fds)
-                await self._send_views([memoryview(data)[sent:]] if sent < len(data) else [])
-            except OSError as error:
-                raise Lost(f"link to {self.peer} broke: {error}") from error
-
-    async def recv(self) -> Message:
-        """The next message. Raises ``Lost`` when the peer is gone, ``Malformed`` on bytes that are no message."""
-        while (message := self._reader.next()) is None:
-            self._reader.feed(await self._read())
-        return message
-
-    async def recv_into(self, view: memoryview) -> None:
-        """Fill ``view`` with payload bytes. Raises ``Lost``."""
-        done = self._reader.take(view)
-        while done < len(view):
-            try:
-                count = await self._loop.sock_recv_into(self._sock, view[done:])
-            except OSError as error:
-                raise Lost(f"link to {self.peer} broke: {error}") from error
-            if count == 0:
-                raise Lost(f"{self.peer} closed the link in the middle of a payload")
-            done += count
-
-    def take_fds(self) -> list[int]:
-        """File descriptors received so far; the caller owns them."""
-        fds, self._fds = self._fds, []
-        return fds
-
-    async def _read(self) -> bytes:
-        try:
-            if self._sock.family == socket.AF_UNIX:
-                data = await self._read_unix()
-            else:
-                data = await self._loop.sock_recv(self._sock, _READ_BYTES)
-        except OSError as error:
-            raise Lost(f"link to {self.peer} broke: {error}") from error
-        if not data:
-            raise Lost(f"{self.peer} closed the link")
-        return data
-
-    async def _read_unix(self) -> bytes:
-        while True:
-            try:
-                data, fds, _flags, _address = socket.recv_fds(self._sock, _READ_BYTES, _MAX_FDS)
-            except (BlockingIOError, InterruptedError):
-                await self._ready(self._loop.add_reader, self._loop.remove_reader)
-                continue
-            self._fds += fds
-            return data
-
-    async def _ready(self, add: Callable[..., object], remove: Callable[[int], object]) -> None:
-        fd = self._sock.fileno()
-        if fd < 0:
-            raise OSError("the link was closed here")
-        waiter: asyncio.Future[None] = self._loop.create_future()
-        add(fd, _wake, waiter)
-        try:
-            await waiter
-        finally:
-            remove(fd)
-
-    def close(self) -> None:
-        """Close the link; safe to call twice."""
-        fd = self._sock.fileno()
-        if fd >= 0:
-            self._loop.remove_reader(fd)
-            self._loop.remove_writer(fd)
-            with contextlib.suppress(OSError):
-                self._sock.shutdown(socket.SHUT_RDWR)
-            self._sock.close()
-        for unclaimed in self.take_fds():
-            os.close(unclaimed)
-
-
-def _wake(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)
-
-
-def _drop(views: list[memoryview], sent: int) -> list[memoryview]:
-    for position, view in enumerate(views):
-        if sent < len(view):
-            return [view[sent:], *views[position + 1 :]]
-        sent -= len(view)
-    return []
 
 
 # ---------------------------------------------------------------- handshake
@@ -205,7 +79,7 @@ async def _introduce(channel: Channel, key: bytes, sender: str, purpose: str) ->
 
 async def welcome(sock: socket.socket, key: bytes, *, receiver: str, purposes: frozenset[str]) -> Channel:
     """Serve the handshake on an accepted socket. Raises ``Lost``, ``Refused``, ``Malformed``."""
-    channel = Channel(sock, FrameReader(max_frame_bytes=4096))
+    channel = Channel(sock, FrameReader(_MAX_INTRODUCTION_BYTES))
     try:
         async with asyncio.timeout(HANDSHAKE_S):
             await _admit(channel, key, receiver, purposes)
@@ -234,7 +108,7 @@ async def _admit(channel: Channel, key: bytes, receiver: str, purposes: frozense
     proof = await expect(channel, Proof)
     protocol.check_proof(key, "client", hello.nonce, nonce, proof.proof)
     channel.peer, channel.purpose = hello.sender, hello.purpose
-    channel._reader = FrameReader()
+    channel.lift_limit()
     await channel.send(Welcome(receiver=receiver))
 
 
@@ -254,7 +128,7 @@ async def expect(channel: Channel, kind: type[M]) -> M:
 def split_address(address: str) -> tuple[str, int]:
     """``host:port`` as a pair. Raises ``Malformed``."""
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
+    if not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
         raise Malformed(f"{address!r} is not host:port")
     return host, int(port)
 
@@ -273,9 +147,12 @@ def bind_tcp(host: str, port: int) -> socket.socket:
 
 
 def bind_unix(path: Path) -> socket.socket:
-    """A listening unix socket that only this user can open; a stale file of a dead process is replaced."""
+    """A listening unix socket that only this user can open; a stale file of a dead process is replaced.
+
+    Raises OSError, EADDRINUSE when a live process listens there.
+    """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    path.unlink(missing_ok=True)
+    _remove_stale(path)
     old_mask = os.umask(0o177)
     try:
         sock.bind(str(path))
@@ -286,6 +163,18 @@ def bind_unix(path: Path) -> socket.socket:
     finally:
         os.umask(old_mask)
     return sock
+
+
+def _remove_stale(path: Path) -> None:
+    if not path.is_socket():
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            path.unlink(missing_ok=True)
+            return
+    raise OSError(errno.EADDRINUSE, "another process listens here", str(path))
 
 
 class Listener:
@@ -309,27 +198,44 @@ class Listener:
         self._links: set[asyncio.Task[None]] = set()
         self.refused = 0
         """Callers that failed the handshake."""
+        self.crashed = 0
+        """Links that ended by an error in our own code; health must show it."""
 
     def __repr__(self) -> str:
-        return f"<Listener {self._receiver}, {len(self._links)} links, {self.refused} refused>"
+        return f"<Listener {self._receiver}, {len(self._links)} links, {self.refused} refused, {self.crashed} crashed>"
 
     async def run(self) -> None:
         """Accept until cancelled; then end every link."""
-        loop = asyncio.get_running_loop()
         try:
             while True:
-                sock, _address = await loop.sock_accept(self._sock)
+                sock = await self._accept()
                 if len(self._links) >= MAX_LINKS:
                     sock.close()
                     continue
                 task = asyncio.create_task(self._link(sock))
                 self._links.add(task)
-                task.add_done_callback(self._links.discard)
+                task.add_done_callback(self._ended)
         finally:
             self._sock.close()
             for task in list(self._links):
                 task.cancel()
             await asyncio.gather(*self._links, return_exceptions=True)
+
+    async def _accept(self) -> socket.socket:
+        while True:
+            try:
+                return (await asyncio.get_running_loop().sock_accept(self._sock))[0]
+            except OSError as error:
+                if error.errno not in _PASSING:
+                    raise
+                await asyncio.sleep(ACCEPT_RETRY_S)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._links.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self.crashed += 1
+            _log.error("a link of %s crashed", self._receiver, exc_info=error)
 
     async def _link(self, sock: socket.socket) -> None:
         try:

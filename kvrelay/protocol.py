@@ -339,7 +339,7 @@ class FrameReader:
 
     def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
         self._buffer = bytearray()
-        self._max_frame_bytes = max_frame_bytes
+        self.max_frame_bytes = max_frame_bytes
 
     def __repr__(self) -> str:
         return f"<FrameReader {len(self._buffer)} bytes waiting>"
@@ -352,8 +352,8 @@ class FrameReader:
         if len(self._buffer) < _LENGTH_BYTES:
             return None
         size = int.from_bytes(self._buffer[:_LENGTH_BYTES], "little")
-        if size > self._max_frame_bytes:
-            raise Malformed(f"a frame of {size} bytes is over the limit of {self._max_frame_bytes}")
+        if size > self.max_frame_bytes:
+            raise Malformed(f"a frame of {size} bytes is over the limit of {self.max_frame_bytes}")
         end = _LENGTH_BYTES + size
         if len(self._buffer) < end:
             return None

@@ -1,0 +1,216 @@
+"""A connected socket that carries framed messages, raw payloads and file descriptors.
+
+Written on raw sockets rather than asyncio streams: payloads are received straight into the arena, and unix links pass
+file descriptors. It must never let a message follow one that was cut off half-way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import TypeVar
+
+from kvrelay import protocol
+from kvrelay.errors import Lost, Malformed
+from kvrelay.protocol import FrameReader, Message
+
+_READ_BYTES = 64 << 10
+"""Little more than a message: what is read here of a payload is copied twice."""
+_MAX_FDS = 4
+_IOV_MAX = 512
+
+T = TypeVar("T")
+
+
+class Channel:
+    """A connected socket after the handshake. One task may send while another receives."""
+
+    def __init__(self, sock: socket.socket, reader: FrameReader | None = None) -> None:
+        sock.setblocking(False)
+        if sock.family in (socket.AF_INET, socket.AF_INET6):
+            _tune(sock)
+        self._sock = sock
+        self._loop = asyncio.get_running_loop()
+        self._reader = reader or FrameReader()
+        self._send_lock = asyncio.Lock()
+        self._waiters: set[asyncio.Future[None]] = set()
+        self._fds: list[int] = []
+        self.peer = "?"
+        """Name that the other side gave in its handshake."""
+        self.purpose = "?"
+
+    def __repr__(self) -> str:
+        state = "closed" if self._sock.fileno() < 0 else "open"
+        return f"<Channel {self.purpose} with {self.peer}, {state}>"
+
+    async def send(self, message: Message, payload: Iterable[memoryview] = (), *, stall_s: float | None = None) -> None:
+        """Send one message and its raw payload. Waits while the peer does not read. Raises ``Lost``.
+
+        ``stall_s``: longest time in which not a single byte moves; the link is closed after it.
+        """
+        views = [memoryview(protocol.encode(message)), *payload]
+        async with self._send_lock:
+            with self._closing_on_error():
+                await self._send_views(views, stall_s)
+
+    async def _send_views(self, views: list[memoryview], stall_s: float | None) -> None:
+        first = 0
+        while first < len(views):
+            try:
+                sent = self._sock.sendmsg(views[first : first + _IOV_MAX])
+            except (BlockingIOError, InterruptedError):
+                await self._ready(self._loop.add_writer, self._loop.remove_writer, stall_s)
+                continue
+            first = _advance(views, first, sent)
+
+    async def send_fds(self, message: Message, fds: list[int]) -> None:
+        """Send one message with file descriptors (unix sockets only). Raises ``Lost``."""
+        data = protocol.encode(message)
+        async with self._send_lock:
+            with self._closing_on_error():
+                sent = await self._send_first(data, fds)
+                await self._send_views([memoryview(data)[sent:]] if sent < len(data) else [], None)
+
+    async def _send_first(self, data: bytes, fds: list[int]) -> int:
+        while True:
+            try:
+                return socket.send_fds(self._sock, [data], fds)
+            except (BlockingIOError, InterruptedError):
+                await self._ready(self._loop.add_writer, self._loop.remove_writer, None)
+
+    async def recv(self) -> Message:
+        """The next message. Raises ``Lost`` when the peer is gone, ``Malformed`` on bytes that are no message."""
+        while (message := self._reader.next()) is None:
+            self._reader.feed(await self._read())
+        return message
+
+    async def recv_into(self, views: list[memoryview], *, stall_s: float | None = None) -> None:
+        """Fill ``views``, in order, with payload bytes. Raises ``Lost``, also after ``stall_s`` without a byte."""
+        views = [view for view in views if len(view)]
+        first = 0
+        while first < len(views) and (count := self._reader.take(views[first])):
+            first = _advance(views, first, count)
+        while first < len(views):
+            rest = views[first : first + _IOV_MAX]
+            count = await self._receive(partial(self._read_views, rest), stall_s)
+            if count == 0:
+                raise Lost(f"{self.peer} closed the link in the middle of a payload")
+            first = _advance(views, first, count)
+
+    def lift_limit(self) -> None:
+        """Accept messages of the full length from now on: the peer is known."""
+        self._reader.max_frame_bytes = protocol.MAX_FRAME_BYTES
+
+    def take_fds(self) -> list[int]:
+        """File descriptors received so far; the caller owns them."""
+        fds, self._fds = self._fds, []
+        return fds
+
+    async def _read(self) -> bytes:
+        read = self._read_unix if self._sock.family == socket.AF_UNIX else self._read_tcp
+        data = await self._receive(read, None)
+        if len(self._fds) > _MAX_FDS:
+            raise Malformed(f"{self.peer} sends file descriptors that nobody asked for")
+        if not data:
+            raise Lost(f"{self.peer} closed the link")
+        return data
+
+    def _read_tcp(self) -> bytes:
+        return self._sock.recv(_READ_BYTES)
+
+    def _read_views(self, views: list[memoryview]) -> int:
+        return self._sock.recvmsg_into(views)[0]
+
+    def _read_unix(self) -> bytes:
+        # Not socket.recv_fds: it drops its flags argument, and descriptors would leak into child processes.
+        room = socket.CMSG_SPACE(_MAX_FDS * array("i").itemsize)
+        data, extras, _flags, _address = self._sock.recvmsg(_READ_BYTES, room, socket.MSG_CMSG_CLOEXEC)
+        for level, kind, packed in extras:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                fds = array("i")
+                fds.frombytes(packed[: len(packed) - len(packed) % fds.itemsize])
+                self._fds += fds
+        return data
+
+    async def _receive(self, read: Callable[[], T], stall_s: float | None) -> T:
+        while True:
+            try:
+                return read()
+            except (BlockingIOError, InterruptedError):
+                await self._ready(self._loop.add_reader, self._loop.remove_reader, stall_s)
+            except OSError as error:
+                raise Lost(f"link to {self.peer} broke: {error}") from error
+
+    async def _ready(self, add: Callable[..., object], remove: Callable[[int], object], stall_s: float | None) -> None:
+        """Wait until the socket can move bytes, or is closed here."""
+        fd = self._sock.fileno()
+        if fd < 0:
+            raise Lost(f"the link to {self.peer} was closed here")
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._waiters.add(waiter)
+        add(fd, _wake, waiter)
+        try:
+            async with asyncio.timeout(stall_s):
+                await waiter
+        except TimeoutError as error:
+            raise Lost(f"{self.peer} moved nothing for {stall_s:g} s") from error
+        finally:
+            self._waiters.discard(waiter)
+            if self._sock.fileno() == fd:  # a closed one's number may belong to another link by now
+                remove(fd)
+
+    @contextlib.contextmanager
+    def _closing_on_error(self) -> Iterator[None]:
+        """A message that was cut off half-way, by an error or a cancellation, ends the link: nothing may follow it."""
+        try:
+            yield
+        except OSError as error:
+            self.close()
+            raise Lost(f"link to {self.peer} broke: {error}") from error
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the link and wake whoever waits on it with ``Lost``; safe to call twice."""
+        fd = self._sock.fileno()
+        if fd >= 0:
+            self._loop.remove_reader(fd)
+            self._loop.remove_writer(fd)
+            with contextlib.suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)
+            self._sock.close()
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_exception(Lost(f"the link to {self.peer} was closed here"))
+        for unclaimed in self.take_fds():
+            os.close(unclaimed)
+
+
+def _tune(sock: socket.socket) -> None:
+    """Send at once, and notice within about 15 s that an idle peer's machine is gone."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 3)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+def _advance(views: list[memoryview], first: int, moved: int) -> int:
+    """Step over ``moved`` bytes; the index of the first view that is not done, itself cut to its rest."""
+    while first < len(views) and moved >= len(views[first]):
+        moved -= len(views[first])
+        first += 1
+    if moved:
+        views[first] = views[first][moved:]
+    return first
