@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from typing import Annotated
 
@@ -119,6 +120,16 @@ class ConnectorConfig(Section, frozen=True, kw_only=True):
     """Digest of the model folder."""
     page_tokens: int
     load_wait_s: float
+
+
+def render(config: Config) -> str:
+    """``config`` as the TOML that ``parse`` reads."""
+    lines: list[str] = []
+    for section, values in msgspec.to_builtins(config).items():
+        lines.append(f"[{section}]")
+        # JSON's strings, numbers and lists of strings are TOML's too.
+        lines += [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in values.items()]
+    return "\n".join(lines) + "\n"
 
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<key>[^`]+)`(?: - at `\$(?P<path>[^`]*)`)?")

@@ -17,10 +17,11 @@ import msgspec
 from kvrelay.config import Config, ConnectorConfig
 from kvrelay.deploy import cores
 from kvrelay.deploy.engine import EngineSpec, engine_spec
+from kvrelay.deploy.key import read_key
 from kvrelay.deploy.ports import free_port, require_free
 from kvrelay.deploy.server import EngineServer, Sink, engine_server
 from kvrelay.deploy.weights import weights_digest
-from kvrelay.errors import Lost, Misconfigured
+from kvrelay.errors import Lost
 from kvrelay.feed import Feed
 from kvrelay.protocol import Heartbeat, Leaving, RegisterWorker
 from kvrelay.types import Engine, Role, Value, WorkerInfo
@@ -114,17 +115,6 @@ def worker_engine(config: Config, plan: WorkerPlan, incarnation: str, engine_fil
         load_wait_s=config.worker.load_wait_s,
     )
     return msgspec.structs.replace(spec, connector=connector)
-
-
-def read_key(path: Path) -> bytes:
-    """The cluster's key. Raises ``Misconfigured``."""
-    try:
-        key = path.read_bytes()
-    except OSError as error:
-        raise Misconfigured(f"cannot read the key file {path}: {error.strerror}") from error
-    if len(key) < 16:
-        raise Misconfigured(f"the key in {path} is shorter than 16 bytes; make one: openssl rand -hex 32 > {path}")
-    return key
 
 
 async def _introduce(plan: WorkerPlan, incarnation: str, spec: EngineSpec, engine_file: Path) -> WorkerInfo:

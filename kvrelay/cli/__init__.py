@@ -1,0 +1,25 @@
+"""The command line: parses flags, calls the package, prints. It decides nothing."""
+
+from __future__ import annotations
+
+import typer
+
+from kvrelay.cli.ask import ask
+from kvrelay.cli.demo import demo
+from kvrelay.cli.doctor import doctor
+from kvrelay.cli.model import model
+from kvrelay.cli.serve import router, store, worker
+from kvrelay.cli.up import up
+
+app = typer.Typer(
+    help="Serve one LLM from two pools of vLLM workers (prefill and decode) and move the KV cache between them.\n\n"
+    "First steps:  kvrelay model fetch;  kvrelay up;  and in another terminal:  kvrelay ask 'What is a KV cache?'",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (up, ask, demo, doctor, store, router, worker):
+    app.command()(command)
+app.add_typer(model, name="model")

@@ -1,0 +1,38 @@
+"""``kvrelay ask``: one question, its answer as it comes, and where the time went."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from kvrelay.cli.chat import ChatClient
+from kvrelay.cli.terminal import console, run
+from kvrelay.cli.timeline import draw
+
+
+def ask(
+    question: Annotated[str, typer.Argument(help="What to ask.", show_default=False)],
+    url: Annotated[str, typer.Option(help="Where the router is.")] = "http://127.0.0.1:8000",
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 200,
+    api_key: Annotated[
+        str, typer.Option(envvar="KVRELAY_API_KEY", help="Bearer token, when the router wants one.", show_default=False)
+    ] = "",
+) -> None:
+    """Ask a running cluster, stream the answer, then draw the request's timeline.
+
+    The bar shows where the time went: routing, the wait at the prefill worker, the prefill, the part of the KV
+    hand-off that the prefill did not hide, the first token, the decode. The row below it shows the hand-off itself.
+
+    Example:  kvrelay ask "What is the capital of France?" --max-tokens 50
+    """
+    run(ask_and_draw(url, question, max_tokens=max_tokens, api_key=api_key))
+
+
+async def ask_and_draw(url: str, question: str, *, max_tokens: int, api_key: str = "") -> None:
+    async with ChatClient(url, api_key) as client:
+        async for piece in client.ask(question, max_tokens=max_tokens):
+            console.out(piece, end="", highlight=False)
+        console.print("\n")
+        if client.request_id:
+            console.print(draw(await client.timeline()))

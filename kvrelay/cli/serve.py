@@ -1,0 +1,107 @@
+"""``kvrelay store``, ``router`` and ``worker``: one process each, in the foreground; for several machines."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvrelay.cli.settings import ConfigFile, KeyFile, Model, load
+from kvrelay.cli.terminal import reported, run
+from kvrelay.deploy.key import read_key
+from kvrelay.deploy.model import model_path
+from kvrelay.deploy.ports import free_port
+from kvrelay.deploy.progress import READY_MARK
+from kvrelay.types import Role, StoreInfo, WorkerInfo
+
+Routers = Annotated[
+    list[str] | None, typer.Option("--router", help="HOST:PORT of a router's control port; repeatable.")
+]
+
+
+def _ready(text: str) -> None:
+    """The line that supervisors and people wait for."""
+    sys.stdout.write(f"{READY_MARK} {text}\n")
+    sys.stdout.flush()
+
+
+def store(
+    socket: Annotated[Path, typer.Option(help="Unix socket for this node's workers.")],
+    key_file: KeyFile,
+    name: Annotated[str, typer.Option(help="Name, unique in the cluster.")] = "store-0",
+    router: Routers = None,
+    config: ConfigFile = None,
+) -> None:
+    """Run one node's page store: shared memory that workers on the node map, and links to the other stores.
+
+    Example:  kvrelay store --socket /run/kvrelay/store.sock --key-file key --router 10.0.0.1:7080
+    """
+    with reported():
+        settings, key = load(config), read_key(key_file)
+    from kvrelay.store.daemon import run_store
+
+    def ready(info: StoreInfo) -> None:
+        _ready(f"store {info.name} at {socket}, {info.capacity_bytes} bytes, peers at {info.address}")
+
+    run(run_store(settings, name=name, socket_path=socket, key=key, routers=tuple(router or ()), ready=ready))
+
+
+def router(
+    key_file: KeyFile,
+    model: Model = "",
+    port: Annotated[int | None, typer.Option(help="Port of the OpenAI API. Default 8000.")] = None,
+    config: ConfigFile = None,
+) -> None:
+    """Run the front door: the OpenAI API for clients, and a control port where workers and stores register.
+
+    Example:  kvrelay router --key-file key --model ~/models/SmolLM2-135M-Instruct
+    """
+    with reported():
+        settings = load(config, router={"port": port}, model={"path": model})
+        key, folder = read_key(key_file), model_path(settings.model.path)
+    from kvrelay.router.service import run_router
+
+    def ready(api: str, control: str) -> None:
+        _ready(f"router at {api}, workers register at {control}")
+
+    run(run_router(settings, key=key, model_path=folder, ready=ready))
+
+
+def worker(
+    store_socket: Annotated[Path, typer.Option(help="Unix socket of this node's store.")],
+    key_file: KeyFile,
+    name: Annotated[str, typer.Option(help="Name, unique in the cluster. Default: ROLE-PORT.")] = "",
+    role: Annotated[Role | None, typer.Option(help="prefill, decode or both. Default both.")] = None,
+    model: Model = "",
+    router: Routers = None,
+    store_name: Annotated[str, typer.Option(help="Name of the store. Default: the socket's name.")] = "",
+    port: Annotated[int, typer.Option(help="Port of the engine on loopback; 0 takes a free one.")] = 0,
+    cpus: Annotated[str, typer.Option(help="Cores to pin the engine to, e.g. 0-3.", show_default=False)] = "",
+    config: ConfigFile = None,
+) -> None:
+    """Run one vLLM engine with kvrelay's connector, and keep the routers told whether it is well.
+
+    Example:  kvrelay worker --role prefill --store-socket /run/kvrelay/store.sock --key-file key --router 10.0.0.1:7080
+    """
+    from kvrelay.deploy.worker import WorkerPlan, run_worker
+
+    with reported():
+        settings = load(config, worker={"role": role and role.value, "cpus": cpus}, model={"path": model})
+        port = port or free_port()
+        plan = WorkerPlan(
+            name=name or f"{settings.worker.role}-{port}",
+            role=settings.worker.role,
+            model_path=model_path(settings.model.path),
+            routers=tuple(router or ()),
+            store=store_name or store_socket.stem,
+            store_socket=store_socket.absolute(),
+            key_file=key_file.absolute(),
+            port=port,
+        )
+
+    def ready(info: WorkerInfo) -> None:
+        _ready(f"worker {info.name} at {info.url}, {info.engine.kv_tokens} KV tokens")
+
+    run(run_worker(settings, plan, ready=ready))

@@ -1,0 +1,159 @@
+"""Draws where one request's time went. Pure: a record from ``/kvrelay/requests/ID`` in, lines out.
+
+Each phase has its own glyph, so that the picture can be read without colour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from kvrelay.types import Value
+
+BAR_CELLS = 72
+"""Fits 80 columns."""
+
+
+class Phase(Value, frozen=True, kw_only=True):
+    """One stretch of a request's life, in seconds since the router received it."""
+
+    name: str
+    start_s: float
+    end_s: float
+    glyph: str
+    colour: str
+    note: str = ""
+
+    @property
+    def seconds(self) -> float:
+        return max(0.0, self.end_s - self.start_s)
+
+
+_LOOKS = {
+    "route": ("·", "cyan"),
+    "queue": ("░", "white"),
+    "prefill": ("█", "blue"),
+    "transfer": ("▒", "magenta"),
+    "first token": ("▓", "yellow"),
+    "decode": ("=", "green"),
+}
+
+
+def phases(record: Mapping[str, Any]) -> list[Phase]:
+    """The phases of ``record`` in order, without gaps: each ends where the next one starts."""
+    events: Mapping[str, float] = record.get("events", {})
+    cuts = _cuts(events, split=record.get("path") == "remote_prefill")
+    notes = _notes(record)
+    made: list[Phase] = []
+    start = events.get("received", 0.0)
+    for name, moment in cuts:
+        if moment is None:
+            continue
+        glyph, colour = _LOOKS[name]
+        end = max(start, moment)
+        made.append(Phase(name=name, start_s=start, end_s=end, glyph=glyph, colour=colour, note=notes.get(name, "")))
+        start = end
+    return made
+
+
+def _cuts(events: Mapping[str, float], *, split: bool) -> list[tuple[str, float | None]]:
+    """Each phase with the moment at which it ends; None when that moment was not seen."""
+    first, finished = events.get("first_token"), events.get("finished")
+    if not split:
+        return [("route", events.get("decode_sent")), ("prefill", first), ("decode", finished)]
+    return [
+        ("route", events.get("prefill_sent")),
+        ("queue", events.get("prefill_started")),
+        ("prefill", events.get("prefill_finished")),
+        ("transfer", events.get("loaded")),
+        ("first token", first),
+        ("decode", finished),
+    ]
+
+
+def _notes(record: Mapping[str, Any]) -> dict[str, str]:
+    prompt, cached = record.get("prompt_tokens") or 0, record.get("cached_tokens") or 0
+    output, transfer = record.get("output_tokens") or 0, record.get("transfer") or {}
+    remote = record.get("path") == "remote_prefill"
+    decoder = record.get("decode_worker")
+    worker = record.get("prefill_worker") if remote else decoder
+    return {
+        "route": "tokenise, name the pages, choose the workers",
+        "queue": f"wait at {worker}",
+        "prefill": f"{prompt} tokens on {worker}, {cached} of them cached",
+        "transfer": "the part of the hand-off that nothing hides",
+        "first token": f"{transfer.get('loaded_tokens') or 0} tokens loaded by {decoder}, the rest computed",
+        "decode": f"{output} tokens on {decoder}",
+    }
+
+
+def cells(parts: list[Phase], width: int) -> list[int]:
+    """How many of ``width`` cells each phase gets: at least one each that took any time, in proportion otherwise."""
+    total = sum(part.seconds for part in parts)
+    if total <= 0:
+        return [0] * len(parts)
+    shares = [part.seconds / total * width for part in parts]
+    given = [max(1, int(share)) if part.seconds > 0 else 0 for part, share in zip(parts, shares, strict=True)]
+    while (missing := width - sum(given)) != 0:
+        # Give to the phase that lost most by rounding; take from the longest.
+        position = max(range(len(parts)), key=lambda i: shares[i] - given[i] if missing > 0 else given[i])
+        given[position] += 1 if missing > 0 else -1
+    return given
+
+
+def draw(record: Mapping[str, Any]) -> RenderableType:
+    """The bar, the hand-off below it, and the legend."""
+    parts = phases(record)
+    widths = cells(parts, BAR_CELLS)
+    bar = Text()
+    for part, width in zip(parts, widths, strict=True):
+        bar.append(part.glyph * width, style=part.colour)
+    lines: list[RenderableType] = [_headline(record, parts), bar]
+    if (hand_off := _hand_off(record, parts, widths)) is not None:
+        lines.append(hand_off)
+    return Group(*lines, _legend(record, parts))
+
+
+def _headline(record: Mapping[str, Any], parts: list[Phase]) -> Text:
+    total_ms = sum(part.seconds for part in parts) * 1000
+    first = record.get("events", {}).get("first_token")
+    text = Text(f"{record.get('request_id', '')}  {total_ms:,.0f} ms", style="bold")
+    return text.append(f", first token after {first * 1000:,.0f} ms" if first is not None else "", style="not bold")
+
+
+def _hand_off(record: Mapping[str, Any], parts: list[Phase], widths: list[int]) -> Text | None:
+    """A second row: where the transfer ran, under the prefill that hides it and beyond."""
+    hidden_s = (record.get("transfer") or {}).get("hidden_s") or 0.0
+    by_name = {part.name: (part, width) for part, width in zip(parts, widths, strict=True)}
+    if "prefill" not in by_name or "transfer" not in by_name:
+        return None
+    prefill, prefill_cells = by_name["prefill"]
+    before = sum(widths[: parts.index(prefill)])
+    hidden = round(prefill_cells * min(1.0, hidden_s / prefill.seconds)) if prefill.seconds else 0
+    glyph, colour = _LOOKS["transfer"]
+    row = Text(" " * before).append("-" * hidden, style=colour)
+    row.append(" " * (prefill_cells - hidden)).append(glyph * by_name["transfer"][1], style=colour)
+    return row if row.plain.strip() else None
+
+
+def _legend(record: Mapping[str, Any], parts: list[Phase]) -> Table:
+    table = Table.grid(padding=(0, 1))
+    table.add_column()
+    table.add_column()
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column()
+    for part in parts:
+        table.add_row(Text(part.glyph * 2, style=part.colour), part.name, _ms(part.seconds), part.note)
+        transfer = record.get("transfer")
+        if part.name == "prefill" and transfer:
+            moved = f"{(transfer.get('bytes') or 0) / 1e6:.1f} MB moved while the prompt was being read"
+            table.add_row(Text("--", style="magenta"), "transfer, hidden", _ms(transfer.get("hidden_s") or 0.0), moved)
+    return table
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:,.1f} ms"

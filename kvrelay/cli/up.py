@@ -1,0 +1,68 @@
+"""``kvrelay up``: a whole cluster on this machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvrelay.cli.settings import ConfigFile, Model, load
+from kvrelay.cli.startup import StartupView
+from kvrelay.cli.terminal import console, reported, run
+from kvrelay.config import Config
+from kvrelay.deploy.local import LocalCluster
+
+
+def up(
+    prefill: Annotated[int | None, typer.Option(help="Prefill workers: they read prompts. Default 1.")] = None,
+    decode: Annotated[int | None, typer.Option(help="Decode workers: they write answers. Default 1.")] = None,
+    colocated: Annotated[int | None, typer.Option(help="Workers that do both, instead of a split.")] = None,
+    stores: Annotated[int | None, typer.Option(help="1: one page store; 2: one for each pool, over TCP.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port of the OpenAI API; 0 takes a free one. Default 8000.")] = None,
+    model: Model = "",
+    dtype: Annotated[str, typer.Option(help="auto, bfloat16 or float32.", show_default=False)] = "",
+    config: ConfigFile = None,
+) -> None:
+    """Start store, workers and router on this machine, until Ctrl-C; nothing is left behind.
+
+    Each worker is a vLLM engine pinned to its own cores. Logs go to a folder that is shown when something fails;
+    set KVRELAY_RUN_DIR to choose it and keep it.
+
+    Example:  kvrelay up --prefill 2 --decode 1 --port 9000
+    """
+    if colocated is not None:
+        prefill, decode = prefill or 0, decode or 0
+    cluster = {"prefill": prefill, "decode": decode, "colocated": colocated, "stores": stores}
+    with reported():
+        settings = load(config, cluster=cluster, router={"port": port}, model={"path": model, "dtype": dtype})
+    run(_serve(settings))
+
+
+async def _serve(config: Config) -> None:
+    with StartupView(console) as view:
+        async with LocalCluster(config, on_progress=view.update) as cluster:
+            view.close()
+            console.print(f"\n[bold green]Serving[/bold green] at [bold]{cluster.url}[/bold] ({view.elapsed_s:.1f} s)")
+            console.print(f"Logs: {cluster.run.logs}\n\nTry, in another terminal:\n", markup=False)
+            console.print(_example(cluster.url, served_name(cluster)), markup=False, soft_wrap=True)
+            console.print("\nCtrl-C ends it.")
+            try:
+                await cluster.wait()
+            finally:
+                console.print("Stopping ...")
+    console.print("Stopped.")
+
+
+def served_name(cluster: LocalCluster) -> str:
+    """The model id that clients use."""
+    return cluster.config.model.name or Path(cluster.model).name
+
+
+def _example(url: str, model: str) -> str:
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "What is a KV cache?"}]})
+    return (
+        f"  kvrelay ask --url {url} 'What is a KV cache?'\n\n"
+        f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'"
+    )

@@ -1,0 +1,31 @@
+"""The cluster's shared key, in a file that only its owner may read."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+from kvrelay.errors import Misconfigured
+
+_SHORTEST_BYTES = 16
+
+
+def read_key(path: Path) -> bytes:
+    """The key: the file's bytes, as they are. Raises ``Misconfigured``."""
+    try:
+        key = path.read_bytes()
+    except OSError as error:
+        raise Misconfigured(f"cannot read the key file {path}: {error.strerror}") from error
+    if len(key) < _SHORTEST_BYTES:
+        raise Misconfigured(
+            f"the key in {path} is shorter than {_SHORTEST_BYTES} bytes; run: openssl rand -hex 32 > {path}"
+        )
+    return key
+
+
+def make_key(path: Path) -> None:
+    """Write a new random key, replacing an old one."""
+    path.unlink(missing_ok=True)
+    with open(path, "x", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        file.write(secrets.token_hex(32))

@@ -1,0 +1,227 @@
+"""A whole cluster on this machine, as child processes of the one that opens it.
+
+However the block ends, no process and no file stays behind, except the logs when something crashed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+import aiohttp
+
+from kvrelay.config import Config, render
+from kvrelay.deploy.key import make_key, read_key
+from kvrelay.deploy.members import Kind, Member, RunDir, members, settle_ports
+from kvrelay.deploy.model import model_path
+from kvrelay.deploy.process import Child, describe_exit
+from kvrelay.deploy.progress import STARTING, LogFollower, Progress, last_lines
+from kvrelay.errors import Lost
+from kvrelay.types import Role, Value
+
+RUN_DIR_VARIABLE = "KVRELAY_RUN_DIR"
+_POLL_S = 0.1
+_STOP_GRACE_S = 15.0
+"""A worker needs up to ten seconds to end its engine gently."""
+_HEALTHY_WAIT_S = 15.0
+_TAIL_LINES = 25
+
+OnProgress = Callable[[str, Progress], None]
+"""Called with a member's name when it gets a step further."""
+
+
+class WorkerView(Value, frozen=True, kw_only=True):
+    """A worker of the cluster, as its user sees it."""
+
+    name: str
+    role: Role
+    pid: int
+    """The supervising process; the engine's processes are below it."""
+    url: str
+    """The engine's own OpenAI server."""
+
+
+def _ignore(_name: str, _progress: Progress) -> None: ...
+
+
+class LocalCluster:
+    """``async with LocalCluster(config) as cluster``: everything serves inside the block, nothing is left after it."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        run_dir: Path | None = None,
+        model: Path | None = None,
+        on_progress: OnProgress = _ignore,
+    ) -> None:
+        self._wanted = config
+        self._run_dir = run_dir or (Path(os.environ[RUN_DIR_VARIABLE]) if RUN_DIR_VARIABLE in os.environ else None)
+        self._own_dir = self._run_dir is None
+        self._model = model
+        self._on_progress = on_progress
+        self._members: dict[str, Member] = {}
+        self._children: dict[str, Child] = {}
+        self._followers: dict[str, LogFollower] = {}
+        self._doomed: set[str] = set()
+        """Members that are meant to die."""
+
+    def __repr__(self) -> str:
+        running = sum(child.running for child in self._children.values())
+        return f"<LocalCluster {len(self._members)} members, {running} running>"
+
+    # ------------------------------------------------------------ what its user sees
+
+    @property
+    def url(self) -> str:
+        """Base URL of the OpenAI API."""
+        return self._members["router"].url
+
+    @property
+    def workers(self) -> list[WorkerView]:
+        return [
+            WorkerView(name=member.name, role=member.role, pid=self._children[member.name].pid, url=member.url)
+            for member in self._members.values()
+            if member.role is not None
+        ]
+
+    @property
+    def stores(self) -> dict[str, Path]:
+        """Unix socket of each store, by its name."""
+        return {member.name: member.socket for member in self._members.values() if member.socket is not None}
+
+    @property
+    def key(self) -> bytes:
+        return read_key(self.run.key)
+
+    @property
+    def names(self) -> list[str]:
+        """All members, in the order of their start."""
+        return list(self._members)
+
+    def pid(self, name: str) -> int:
+        return self._children[name].pid
+
+    def log(self, name: str) -> Path:
+        return self.run.log(name)
+
+    async def wait(self) -> None:
+        """Wait until a member dies that nobody killed, and raise ``Lost`` then."""
+        while True:
+            self._raise_if_crashed()
+            await asyncio.sleep(_POLL_S)
+
+    async def kill(self, name: str) -> None:
+        """SIGKILL the member ``name`` and everything below it."""
+        self._doomed.add(name)
+        await self._children[name].kill()
+
+    async def restart(self, name: str) -> None:
+        """Start ``name`` again, on its old ports; return once it is ready. Kills it first when it runs."""
+        if self._children[name].running:
+            await self.kill(name)
+        self._doomed.discard(name)
+        await self._spawn(self._members[name])
+        await self._until_ready([name])
+
+    # ------------------------------------------------------------ start and end
+
+    async def __aenter__(self) -> LocalCluster:
+        self.model = self._model or model_path(self._wanted.model.path)
+        self.config = settle_ports(self._wanted)
+        self.run = RunDir(self._run_dir or Path(tempfile.mkdtemp(prefix="kvrelay-")))
+        try:
+            self._prepare()
+            for member in members(self.config, self.run, self.model):
+                self._members[member.name] = member
+                await self._spawn(member)
+            await self._until_ready(self.names)
+            await self._until_healthy()
+        except BaseException as error:
+            await self._close(keep_logs=not isinstance(error, asyncio.CancelledError))
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        interrupted = kind is None or issubclass(kind, (asyncio.CancelledError, KeyboardInterrupt))
+        await self._close(keep_logs=not interrupted)
+
+    def _prepare(self) -> None:
+        self.run.path.mkdir(parents=True, exist_ok=True)
+        self.run.logs.mkdir(exist_ok=True)
+        shutil.rmtree(self.run.scratch, ignore_errors=True)  # of a cluster that was killed here
+        self.run.scratch.mkdir()
+        make_key(self.run.key)
+        self.run.config.write_text(render(self.config))
+
+    async def _spawn(self, member: Member) -> None:
+        log = self.run.log(member.name)
+        self._followers[member.name] = LogFollower(log)
+        environment = {**os.environ, "TMPDIR": str(self.run.scratch), "PYTHONUNBUFFERED": "1"}
+        with log.open("ab") as output:
+            child = await Child.start(member.name, member.command, environment, output)
+        self._children[member.name] = child
+        self._on_progress(member.name, STARTING)
+
+    def _raise_if_crashed(self) -> None:
+        for name, child in self._children.items():
+            if not child.running and name not in self._doomed:
+                log = self.run.log(name)
+                raise Lost(
+                    f"{name} {describe_exit(child.exit_status)}; its log is {log} and ends with:\n"
+                    + last_lines(log, _TAIL_LINES)
+                )
+
+    async def _until_ready(self, names: list[str]) -> None:
+        limit_s = self.config.worker.start_wait_s + _STOP_GRACE_S  # a worker that is too slow says so itself before
+        try:
+            async with asyncio.timeout(limit_s):
+                while self._follow(names):
+                    self._raise_if_crashed()
+                    await asyncio.sleep(_POLL_S)
+        except TimeoutError as error:
+            late = ", ".join(self._follow(names))
+            raise Lost(f"not ready after {limit_s:g} s: {late}; see the logs in {self.run.logs}") from error
+
+    def _follow(self, names: list[str]) -> list[str]:
+        """Report the steps that ``names`` have taken; those that are not ready yet."""
+        for name in names:
+            follower = self._followers[name]
+            before = follower.progress
+            if follower.read() != before:
+                self._on_progress(name, follower.progress)
+        return [name for name in names if not self._followers[name].progress.ready]
+
+    async def _until_healthy(self) -> None:
+        """The router has heard of everybody; registrations take a heartbeat or two."""
+        answer = "no answer"
+        try:
+            async with asyncio.timeout(_HEALTHY_WAIT_S), aiohttp.ClientSession() as http:
+                while True:
+                    async with http.get(f"{self.url}/health") as response:
+                        answer = await response.text()
+                        if response.status == 200 and all(name in answer for name in self._registered_names()):
+                            return
+                    self._raise_if_crashed()
+                    await asyncio.sleep(_POLL_S)
+        except (TimeoutError, aiohttp.ClientError) as error:
+            raise Lost(f"the router at {self.url} did not become healthy: {answer} {error}") from error
+
+    def _registered_names(self) -> list[str]:
+        return [member.name for member in self._members.values() if member.kind is not Kind.ROUTER]
+
+    async def _close(self, *, keep_logs: bool) -> None:
+        self._doomed |= set(self._members)
+        await asyncio.gather(*(child.stop(_STOP_GRACE_S) for child in self._children.values()))
+        for path in (self.run.key, self.run.config, *self.stores.values()):
+            path.unlink(missing_ok=True)
+        shutil.rmtree(self.run.scratch, ignore_errors=True)
+        if self._own_dir and not (keep_logs and self._children):
+            shutil.rmtree(self.run.path, ignore_errors=True)

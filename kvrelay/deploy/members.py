@@ -1,0 +1,155 @@
+"""Which processes a cluster on one machine consists of, and the command of each. Nothing is started here."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+
+import msgspec
+
+from kvrelay.config import Config
+from kvrelay.deploy import cores
+from kvrelay.deploy.ports import free_port, require_free
+from kvrelay.errors import Misconfigured
+from kvrelay.types import Role, Value
+
+_SOCKET_PATH_BYTES = 107
+"""Longest path of a unix socket on Linux."""
+
+
+class Kind(StrEnum):
+    """What a member is."""
+
+    STORE = "store"
+    ROUTER = "router"
+    WORKER = "worker"
+
+
+class Member(Value, frozen=True, kw_only=True):
+    """One process of the cluster."""
+
+    name: str
+    kind: Kind
+    arguments: tuple[str, ...]
+    role: Role | None = None
+    url: str = ""
+    """Where it serves HTTP; empty for a store."""
+    socket: Path | None = None
+    """A store's unix socket."""
+
+    @property
+    def command(self) -> list[str]:
+        return [sys.executable, "-m", "kvrelay", *self.arguments]
+
+
+class RunDir:
+    """The files of one running cluster."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.key = path / "key"
+        self.config = path / "config.toml"
+        self.logs = path / "logs"
+        self.scratch = path / "t"
+        """Temporary files of the cluster's processes; a short name, for unix sockets live in it."""
+
+    def __repr__(self) -> str:
+        return f"<RunDir {self.path}>"
+
+    def log(self, name: str) -> Path:
+        return self.logs / f"{name}.log"
+
+    def socket(self, store: str) -> Path:
+        """Raises ``Misconfigured`` when the path would be too long for a unix socket."""
+        path = self.path / f"{store}.sock"
+        if len(str(path).encode()) > _SOCKET_PATH_BYTES:
+            raise Misconfigured(f"{path} is too long for a unix socket; set KVRELAY_RUN_DIR to a shorter folder")
+        return path
+
+
+def settle_ports(config: Config) -> Config:
+    """``config`` with every port that was left open chosen. Raises ``Misconfigured`` when a wanted one is taken."""
+    router = config.router
+    if config.cluster.stores > 1 and (config.store.peer_port or config.store.advertise):
+        raise Misconfigured("store.peer_port and store.advertise name one store; leave them out with two stores")
+    require_free(router.host, router.port, "--port")
+    require_free(router.control_host, router.control_port, "router.control_port in the configuration file (0: any)")
+    settled = msgspec.structs.replace(
+        router,
+        port=router.port or free_port(router.host),
+        control_port=router.control_port or free_port(router.control_host),
+    )
+    return msgspec.structs.replace(config, router=settled)
+
+
+def members(config: Config, run: RunDir, model: Path) -> list[Member]:
+    """The processes of ``config`` (ports settled), stores and router first. Raises ``Misconfigured``."""
+    roles = _roles(config)
+    if not any(role.prefills for role in roles) or not any(role.decodes for role in roles):
+        raise Misconfigured("a cluster needs at least one prefill and one decode worker, or one --colocated worker")
+    stores = [f"store-{index}" for index in range(config.cluster.stores)]
+    counts = dict.fromkeys(Role, 0)
+    workers: list[Member] = []
+    for role, cpus in zip(roles, cores.share(_cores(config), len(roles)), strict=True):
+        name = f"{role}-{counts[role]}"
+        counts[role] += 1
+        store = stores[-1] if role is Role.DECODE else stores[0]
+        workers.append(_worker(config, run, model, name=name, role=role, store=store, cpus=cpus))
+    return [*(_store(config, run, store) for store in stores), _router(config, run, model), *workers]
+
+
+def _roles(config: Config) -> list[Role]:
+    cluster = config.cluster
+    return [Role.PREFILL] * cluster.prefill + [Role.DECODE] * cluster.decode + [Role.BOTH] * cluster.colocated
+
+
+def _cores(config: Config) -> tuple[int, ...]:
+    return cores.parse(config.worker.cpus) if config.worker.cpus else cores.available()
+
+
+def _control(config: Config) -> str:
+    return f"{config.router.control_host}:{config.router.control_port}"
+
+
+def _common(run: RunDir) -> tuple[str, ...]:
+    return ("--config", str(run.config), "--key-file", str(run.key))
+
+
+def _store(config: Config, run: RunDir, name: str) -> Member:
+    socket = run.socket(name)
+    flags = ("--name", name, "--socket", str(socket), "--router", _control(config))
+    return Member(name=name, kind=Kind.STORE, arguments=("store", *_common(run), *flags), socket=socket)
+
+
+def _router(config: Config, run: RunDir, model: Path) -> Member:
+    return Member(
+        name="router",
+        kind=Kind.ROUTER,
+        arguments=("router", *_common(run), "--model", str(model)),
+        url=f"http://{config.router.host}:{config.router.port}",
+    )
+
+
+def _worker(
+    config: Config, run: RunDir, model: Path, *, name: str, role: Role, store: str, cpus: tuple[int, ...]
+) -> Member:
+    port = free_port()
+    flags = {
+        "--name": name,
+        "--role": role.value,
+        "--model": str(model),
+        "--router": _control(config),
+        "--store-name": store,
+        "--store-socket": str(run.socket(store)),
+        "--port": str(port),
+        "--cpus": ",".join(str(cpu) for cpu in cpus),
+    }
+    words = tuple(word for flag in flags.items() for word in flag)
+    return Member(
+        name=name,
+        kind=Kind.WORKER,
+        arguments=("worker", *_common(run), *words),
+        role=role,
+        url=f"http://127.0.0.1:{port}",
+    )
