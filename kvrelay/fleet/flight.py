@@ -1,0 +1,173 @@
+"""One request in flight: its P legs, its D leg, and what it has reserved. It must never decide; the brain does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from kvrelay.fleet.ledger import Timeline
+from kvrelay.fleet.loads import DecodeReservation, PrefillReservation
+from kvrelay.policy.route import Path
+from kvrelay.types import PageName, RequestFacts, Value, WorkerInfo
+
+
+class Ask(Value, frozen=True, kw_only=True):
+    """A request as the gateway hands it in."""
+
+    facts: RequestFacts
+    sequences: int = 1
+    """Answers to write: choices times prompts."""
+    local_reason: str = ""
+    """Why this request must not be split (a word for a metric label); empty when it may be."""
+    tenant: str = ""
+    received_s: float
+    """When the request came in, on the clock of ``now``."""
+
+
+class PrefillOrder(Value, frozen=True, kw_only=True):
+    """Send prompt ``index`` to this P."""
+
+    index: int
+    worker: str
+    url: str
+    transfer: str
+    push_to: str | None
+
+
+class DecodeOrder(Value, frozen=True, kw_only=True):
+    """Send the request to this D; ``transfers`` may still bring pages there."""
+
+    worker: str
+    url: str
+    transfers: tuple[str, ...]
+
+
+class Plan(Value, frozen=True, kw_only=True):
+    """What was chosen and reserved for a request. Without ``prefills`` D is to be asked at once."""
+
+    path: Path
+    local_reason: str
+    prefills: tuple[PrefillOrder, ...]
+
+
+class SendPrefill(Value, frozen=True, kw_only=True):
+    """Command: this prompt goes to another P."""
+
+    request_id: str
+    order: PrefillOrder
+
+
+class DispatchDecode(Value, frozen=True, kw_only=True):
+    """Command: ask D now."""
+
+    request_id: str
+
+
+class AbandonPrefill(Value, frozen=True, kw_only=True):
+    """Command: the P of this leg is gone; drop its connection and report the leg failed."""
+
+    request_id: str
+    index: int
+
+
+class AbandonDecode(Value, frozen=True, kw_only=True):
+    """Command: the request's D is gone; drop its connection."""
+
+    request_id: str
+
+
+Command = SendPrefill | DispatchDecode | AbandonPrefill | AbandonDecode
+
+
+class LegState(StrEnum):
+    """How far one prompt's prefill is."""
+
+    SENT = "sent"
+    STARTED = "started"
+    LAST_CHUNK = "last_chunk"
+    FINISHED = "finished"
+    FAILED = "failed"
+
+    @property
+    def over(self) -> bool:
+        return self in (LegState.FINISHED, LegState.FAILED)
+
+
+@dataclass
+class PromptLeg:
+    """The prefill of one prompt, over all its attempts."""
+
+    index: int
+    prompt_tokens: int
+    names: tuple[PageName, ...]
+    state: LegState = LegState.FAILED
+    transfer: str = ""
+    reservation: PrefillReservation | None = None
+    tried: set[str] = field(default_factory=set)
+    transfer_over: bool = False
+    """The transfer reported FAILED: no more pages come, whatever P still computes."""
+    cached_tokens: int | None = None
+    """Of P's own answer."""
+    began: bool = False
+    """Some P started to compute it, so D may hold pages of it."""
+
+    @property
+    def ready(self) -> bool:
+        """Nothing is gained by holding D back for this leg any longer."""
+        return self.transfer_over or self.state in (LegState.LAST_CHUNK, LegState.FINISHED, LegState.FAILED)
+
+    def send(self, transfer: str, reservation: PrefillReservation) -> None:
+        """A new attempt begins."""
+        self.transfer, self.reservation = transfer, reservation
+        self.tried.add(reservation.worker)
+        self.state, self.transfer_over = LegState.SENT, False
+
+    def reached(self, state: LegState) -> None:
+        """Milestones may be late or repeated; a leg never goes back."""
+        order = list(LegState)
+        if not self.state.over and order.index(state) > order.index(self.state):
+            self.state = state
+        self.began = True
+
+
+@dataclass
+class Flight:
+    """State of one request between the brain's ``begin`` and ``finish``."""
+
+    ask: Ask
+    timeline: Timeline
+    decode: DecodeReservation
+    aimed_at: WorkerInfo
+    """The D that was chosen first: transfers bring pages to its store."""
+    heard_s: float
+    """Last sign of life of a P leg."""
+    path: Path = Path.LOCAL
+    legs: list[PromptLeg] = field(default_factory=list)
+    tried_decode: set[str] = field(default_factory=set)
+    dispatched: bool = False
+
+    @property
+    def request_id(self) -> str:
+        return self.ask.facts.request_id
+
+    @property
+    def ready_for_decode(self) -> bool:
+        return all(leg.ready for leg in self.legs) or any(leg.state is LegState.FAILED for leg in self.legs)
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """P's cached tokens, all prompts together; None when no P had a part in it, so that D's own count is right."""
+        if not any(leg.began for leg in self.legs):
+            return None
+        return sum(leg.cached_tokens or 0 for leg in self.legs)
+
+    def leg_of(self, transfer: str) -> PromptLeg | None:
+        """The leg whose current attempt is ``transfer``."""
+        return next((leg for leg in self.legs if leg.transfer == transfer), None)
+
+    def transfers(self) -> tuple[str, ...]:
+        """Transfers that may bring pages: those of legs that did not fail before they began."""
+        return tuple(leg.transfer for leg in self.legs if leg.began or leg.state is not LegState.FAILED)
+
+    def prefill_reservations(self) -> list[PrefillReservation]:
+        return [leg.reservation for leg in self.legs if leg.reservation is not None]

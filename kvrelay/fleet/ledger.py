@@ -1,0 +1,137 @@
+"""What happened to the last requests: one timeline each. It must never hold prompt text, tokens or page names."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from kvrelay.protocol import TransferEvent
+from kvrelay.types import Stage
+
+KEPT_REQUESTS = 1000
+
+
+@dataclass
+class TransferSums:
+    """What the request's transfers moved, all prompts together."""
+
+    bytes: int = 0
+    seconds: float = 0.0
+    loaded_tokens: int = 0
+
+
+@dataclass
+class Timeline:
+    """One request's events in seconds since it was received, and its outcome."""
+
+    request_id: str
+    tenant: str
+    received_s: float
+    path: str = ""
+    local_reason: str = ""
+    prefill_worker: str | None = None
+    decode_worker: str | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int | None = None
+    output_tokens: int = 0
+    status: int | None = None
+    """HTTP status of the answer; 499 when the client went away; None while running."""
+    events: dict[str, float] = field(default_factory=lambda: {"received": 0.0})
+    transfer: TransferSums = field(default_factory=TransferSums)
+
+    def mark(self, event: str, now: float) -> None:
+        """Note ``event``; of several legs the last one counts."""
+        self.events[event] = round(now - self.received_s, 6)
+
+    def mark_first(self, event: str, now: float) -> None:
+        """Note ``event`` unless it was seen before."""
+        if event not in self.events:
+            self.mark(event, now)
+
+    def note(self, event: TransferEvent, now: float) -> None:
+        """A milestone of one of the request's transfers."""
+        if event.stage is Stage.STARTED:
+            self.mark_first("prefill_started", now)
+        elif event.stage is not Stage.FAILED:
+            self.mark(event.stage.value, now)
+        if event.stage is Stage.ARRIVED:
+            self.transfer.bytes += event.bytes
+            self.transfer.seconds = max(self.transfer.seconds, event.seconds)
+        elif event.stage is Stage.LOADED:
+            self.transfer.loaded_tokens += event.tokens
+
+    def exposed_s(self) -> float | None:
+        """Seconds of the hand-off that the prefill did not hide; None until both ends are known."""
+        loaded, computed = self.events.get("loaded"), self.events.get("prefill_finished")
+        return None if loaded is None or computed is None else max(0.0, loaded - computed)
+
+    def hidden_s(self) -> float | None:
+        """Seconds of prefill_started..loaded that lie before prefill_finished."""
+        exposed, started = self.exposed_s(), self.events.get("prefill_started")
+        return None if exposed is None or started is None else max(0.0, self.events["loaded"] - started - exposed)
+
+    def report(self) -> dict[str, object]:
+        """JSON-ready; absent things are left out."""
+        known: dict[str, object] = {
+            "request_id": self.request_id,
+            "path": self.path,
+            "local_reason": self.local_reason or None,
+            "prefill_worker": self.prefill_worker,
+            "decode_worker": self.decode_worker,
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "output_tokens": self.output_tokens,
+            "status": self.status,
+            "events": dict(sorted(self.events.items(), key=lambda item: item[1])),
+            "transfer": self._transfer(),
+        }
+        return {key: value for key, value in known.items() if value is not None}
+
+    def _transfer(self) -> dict[str, float | int] | None:
+        if not {"arrived", "loaded"} & self.events.keys():
+            return None
+        sums = self.transfer
+        parts: dict[str, float | int | None] = {
+            "bytes": sums.bytes,
+            "seconds": sums.seconds,
+            "loaded_tokens": sums.loaded_tokens,
+            "hidden_s": self.hidden_s(),
+            "exposed_s": self.exposed_s(),
+        }
+        return {name: value for name, value in parts.items() if value is not None}
+
+
+class Ledger:
+    """Timelines of running and finished requests; the oldest are dropped.
+
+    Transfers stay findable as long as their request is kept: a LOADED milestone may come after the last token.
+    """
+
+    def __init__(self, kept: int = KEPT_REQUESTS) -> None:
+        self._kept = kept
+        self._timelines: OrderedDict[str, Timeline] = OrderedDict()
+        self._owners: dict[str, str] = {}
+        self._transfers: dict[str, list[str]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Ledger {len(self._timelines)}/{self._kept}, {len(self._owners)} transfers>"
+
+    def open(self, timeline: Timeline) -> None:
+        self._timelines[timeline.request_id] = timeline
+        while len(self._timelines) > self._kept:
+            oldest, _ = self._timelines.popitem(last=False)
+            for transfer in self._transfers.pop(oldest, ()):
+                del self._owners[transfer]
+
+    def own(self, request_id: str, transfer: str) -> None:
+        """From now on ``transfer`` belongs to ``request_id``."""
+        if request_id in self._timelines:
+            self._owners[transfer] = request_id
+            self._transfers.setdefault(request_id, []).append(transfer)
+
+    def get(self, request_id: str) -> Timeline | None:
+        return self._timelines.get(request_id)
+
+    def of_transfer(self, transfer: str) -> Timeline | None:
+        owner = self._owners.get(transfer)
+        return None if owner is None else self._timelines[owner]

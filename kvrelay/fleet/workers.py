@@ -1,0 +1,155 @@
+"""Who is alive: leases kept by heartbeats, incarnations, and which workers may be paired. It must never guess:
+a member that is silent, unhealthy or of an old incarnation gets no work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from kvrelay.errors import Malformed
+from kvrelay.identity import can_exchange
+from kvrelay.types import Role, StoreInfo, Value, WorkerInfo
+
+MAX_MEMBERS = 1024
+FORGET_S = 600.0
+"""How long a dead member stays visible in health."""
+MAX_COUNTS = 256
+
+Info = TypeVar("Info", WorkerInfo, StoreInfo)
+
+
+@dataclass
+class Member(Generic[Info]):
+    """One registered worker or store."""
+
+    info: Info
+    heard_s: float
+    healthy: bool = True
+    left: bool = False
+    lost: bool = False
+    """Its silence was noticed and acted upon."""
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def alive(self, now: float, dead_after_s: float) -> bool:
+        return not self.left and now - self.heard_s <= dead_after_s
+
+    def usable(self, now: float, dead_after_s: float) -> bool:
+        return self.healthy and self.alive(now, dead_after_s)
+
+
+class Roster(Generic[Info]):
+    """All members of one kind, by name."""
+
+    def __init__(self, dead_after_s: float) -> None:
+        self._dead_after_s = dead_after_s
+        self._members: dict[str, Member[Info]] = {}
+        self.stale_heartbeats = 0
+        """Heartbeats of unknown members or old incarnations."""
+
+    def __repr__(self) -> str:
+        return f"<Roster {', '.join(sorted(self._members)) or 'empty'}>"
+
+    def __iter__(self) -> Iterator[Member[Info]]:
+        return iter([self._members[name] for name in sorted(self._members)])
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def get(self, name: str) -> Member[Info] | None:
+        return self._members.get(name)
+
+    def register(self, info: Info, now: float) -> bool:
+        """Add or replace a member; True when another incarnation of it was known. Raises ``Malformed``."""
+        old = self._members.get(info.name)
+        if old is None and len(self._members) >= MAX_MEMBERS:
+            raise Malformed(f"{MAX_MEMBERS} members are registered already; stop some before starting {info.name}")
+        self._members[info.name] = Member(info=info, heard_s=now)
+        return old is not None and old.info.incarnation != info.incarnation
+
+    def hear(self, name: str, incarnation: str, *, healthy: bool, counts: dict[str, int], now: float) -> None:
+        """Renew a member's lease."""
+        member = self._current(name, incarnation)
+        if member is None:
+            return
+        member.heard_s, member.healthy, member.lost = now, healthy, False
+        member.counts = dict(list(counts.items())[:MAX_COUNTS])
+
+    def leave(self, name: str, incarnation: str) -> bool:
+        """A clean goodbye; False when it was not the current incarnation's."""
+        member = self._current(name, incarnation)
+        if member is not None:
+            member.left = member.lost = True
+        return member is not None
+
+    def _current(self, name: str, incarnation: str) -> Member[Info] | None:
+        member = self._members.get(name)
+        if member is None or member.info.incarnation != incarnation:
+            self.stale_heartbeats += 1
+            return None
+        return member
+
+    def usable(self, now: float) -> list[Info]:
+        """Members that may get work, by name."""
+        return [member.info for member in self if member.usable(now, self._dead_after_s)]
+
+    def is_usable(self, name: str, now: float) -> bool:
+        member = self._members.get(name)
+        return member is not None and member.usable(now, self._dead_after_s)
+
+    def expire(self, now: float) -> list[Info]:
+        """Members whose silence is news; those long dead are forgotten."""
+        silent = [member for member in self if not member.lost and not member.alive(now, self._dead_after_s)]
+        for member in silent:
+            member.lost = True
+        for member in self:
+            if member.lost and now - member.heard_s > FORGET_S:
+                del self._members[member.info.name]
+        return [member.info for member in silent]
+
+
+class Handoff(Value, frozen=True, kw_only=True):
+    """P and D can be paired; ``push_to`` is the address of D's store, None when they share one."""
+
+    push_to: str | None
+
+
+class NoHandoff(Value, frozen=True, kw_only=True):
+    """P and D cannot be paired; ``reason`` names the field that differs or the store that is missing."""
+
+    reason: str
+
+
+class Fleet:
+    """Workers and stores together, and which pairs of workers can hand KV over."""
+
+    def __init__(self, dead_after_s: float) -> None:
+        self.workers: Roster[WorkerInfo] = Roster(dead_after_s)
+        self.stores: Roster[StoreInfo] = Roster(dead_after_s)
+
+    def __repr__(self) -> str:
+        return f"<Fleet workers={self.workers!r} stores={self.stores!r}>"
+
+    def serving(self, model: str, now: float) -> list[WorkerInfo]:
+        """Usable workers of one model."""
+        return [info for info in self.workers.usable(now) if info.model == model]
+
+    def models(self) -> list[str]:
+        """Models of all workers that did not say goodbye, ready or not."""
+        return sorted({member.info.model for member in self.workers if not member.left})
+
+    def pair(self, prefill: WorkerInfo, decode: WorkerInfo, now: float) -> Handoff | NoHandoff:
+        """Whether ``prefill`` can hand its pages to ``decode`` now."""
+        if prefill.name == decode.name or prefill.role is decode.role is Role.BOTH:
+            return NoHandoff(reason="colocated")
+        field_name = can_exchange(prefill.engine.fingerprint, decode.engine.fingerprint)
+        if field_name is not None:
+            return NoHandoff(reason=f"fingerprint.{field_name}")
+        for store in (prefill.store, decode.store):
+            if not self.stores.is_usable(store, now):
+                return NoHandoff(reason=f"store {store} is not ready")
+        return Handoff(push_to=None if prefill.store == decode.store else self._address(decode.store))
+
+    def _address(self, store: str) -> str | None:
+        member = self.stores.get(store)
+        return member.info.address if member else None

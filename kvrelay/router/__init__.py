@@ -1,0 +1,1 @@
+"""The front door: OpenAI HTTP in, two legs to vLLM out, around the brain."""

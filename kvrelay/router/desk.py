@@ -1,0 +1,112 @@
+"""All exchanges in progress: opens them with the brain's plan, passes the brain's commands on, closes them. It must
+never decide anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from kvrelay.errors import BadRequest, Overloaded
+from kvrelay.fleet.brain import Brain
+from kvrelay.fleet.flight import Ask, Command
+from kvrelay.identity import name_pages, root_name
+from kvrelay.policy.admit import RETRY_AFTER_S
+from kvrelay.router.exchange import Exchange
+from kvrelay.router.keys import Tenant
+from kvrelay.router.prompts import Prompts
+from kvrelay.router.request import ClientRequest
+from kvrelay.router.telemetry import Telemetry
+from kvrelay.router.upstream import Upstream
+from kvrelay.types import PageName, RequestFacts, WorkerInfo
+
+
+class Desk:
+    """Where requests become exchanges."""
+
+    def __init__(self, brain: Brain, upstream: Upstream, telemetry: Telemetry, clock: Callable[[], float]) -> None:
+        self._brain = brain
+        self._upstream = upstream
+        self._telemetry = telemetry
+        self._clock = clock
+        self._open: dict[str, Exchange] = {}
+
+    def __repr__(self) -> str:
+        return f"<Desk {len(self._open)} exchanges>"
+
+    def worker_of(self, model: str | None) -> WorkerInfo:
+        """A ready worker of ``model`` (of the only one, if none is named). Raises ``BadRequest``, ``Overloaded``."""
+        models = self._brain.fleet.models()
+        if not models:
+            raise Overloaded("no worker is ready; retry, or look at /health for why", RETRY_AFTER_S)
+        known = ", ".join(models)
+        if model is None and len(models) > 1:
+            raise BadRequest(f"name a model; this router serves {known}", param="model")
+        if model is not None and model not in models:
+            message = f"the model {model[:200]!r} does not exist; this router serves {known}"
+            raise BadRequest(message, status=404, param="model")
+        ready = self._brain.fleet.serving(model or models[0], self._clock())
+        if not ready:
+            raise Overloaded("no worker of this model is ready; retry, or look at /health for why", RETRY_AFTER_S)
+        return ready[0]
+
+    def open(
+        self,
+        request: ClientRequest,
+        prompts: Prompts,
+        worker: WorkerInfo,
+        *,
+        request_id: str,
+        tenant: Tenant,
+        received_s: float,
+    ) -> Exchange:
+        """Plan and start a request: everything is reserved when this returns. Raises ``Overloaded``."""
+        context_tokens = worker.engine.max_model_len
+        sequences = request.choices * len(prompts.lengths)
+        facts = RequestFacts(
+            request_id=request_id,
+            model=worker.model,
+            prompt_tokens=prompts.lengths,
+            max_tokens=sequences * request.room_tokens(max(prompts.lengths), context_tokens),
+            page_names=self._name(prompts, worker.model, tenant.salt, context_tokens),
+        )
+        ask = Ask(
+            facts=facts,
+            sequences=sequences,
+            local_reason=prompts.whole,
+            tenant=tenant.name,
+            received_s=received_s,
+        )
+        plan = self._brain.begin(ask, self._clock())
+        exchange = self._open[request_id] = Exchange(
+            self._brain,
+            self._upstream,
+            self._clock,
+            request,
+            request_id=request_id,
+            model=worker.model,
+            salt=tenant.salt,
+            prompts=prompts.ids,
+            obey=self.obey,
+        )
+        exchange.start(plan)
+        return exchange
+
+    def _name(self, prompts: Prompts, model: str, salt: str, context_tokens: int) -> tuple[tuple[PageName, ...], ...]:
+        """Page names of each prompt as P's engine will name them; none for prompts that it will refuse."""
+        fingerprint = self._brain.naming(model, self._clock())
+        if fingerprint is None or not prompts.ids or max(prompts.lengths) > context_tokens:
+            return ()
+        root = root_name(fingerprint, salt=salt)
+        page_tokens = fingerprint.format.page_tokens
+        return tuple(tuple(name_pages(root, ids, page_tokens)) for ids in prompts.ids)
+
+    def obey(self, commands: Iterable[Command]) -> None:
+        """Pass the brain's commands to their exchanges."""
+        for command in commands:
+            exchange = self._open.get(command.request_id)
+            if exchange is not None:
+                exchange.obey(command)
+
+    def close(self, request_id: str, status: int) -> None:
+        """The request is over with ``status``, whatever was still running for it."""
+        exchange = self._open.pop(request_id)
+        self._telemetry.observe(exchange.close(502 if exchange.broken else status))

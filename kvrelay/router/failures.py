@@ -1,0 +1,71 @@
+"""Every failure as an HTTP answer in OpenAI's error shape. It must never show a client anything but a sentence
+that says what to do next."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+import msgspec
+
+from kvrelay.errors import BadRequest, KvrelayError, Lost, Retry
+
+CLIENT_CLOSED = 499
+"""Status in the ledger of a request whose client went away; nobody receives it."""
+RETRY_AFTER_S = 1.0
+_RETRYABLE = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS})
+
+
+class Rejected(KvrelayError):
+    """A worker refused the request itself: its answer goes to the client as it is."""
+
+    def __init__(self, status: int, body: bytes) -> None:
+        super().__init__(f"a worker refused the request with status {status}")
+        self.status = status
+        self.body = body
+
+
+def blames_client(status: int) -> bool:
+    """Whether a worker's status says that the request is wrong, so that no other worker would take it."""
+    return 400 <= status < 500 and status not in _RETRYABLE
+
+
+def error_body(message: str, status: int, param: str | None = None) -> bytes:
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return msgspec.json.encode({"error": {"message": message, "type": kind, "param": param, "code": status}})
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """Status, body and headers of a failed request."""
+
+    status: int
+    body: bytes
+    headers: dict[str, str] = {}
+
+
+def describe(error: KvrelayError) -> Failure:
+    """The answer for ``error``."""
+    match error:
+        case Rejected():
+            return Failure(status=error.status, body=error.body)
+        case BadRequest(status=401):
+            headers = {"www-authenticate": "Bearer"}
+            return Failure(status=401, body=error_body(str(error), 401), headers=headers)
+        case BadRequest():
+            return Failure(status=error.status, body=error_body(str(error), error.status, error.param))
+        case Retry():
+            return _unavailable(str(error), error.after_s)
+        case Lost():
+            return _unavailable(f"{error}; retry", RETRY_AFTER_S)
+        case _:
+            return Failure(status=500, body=error_body(str(error), 500))
+
+
+def unexpected() -> Failure:
+    """What a client sees when the router itself is at fault."""
+    message = "the router failed on this request; retry, and tell its operator if it happens again"
+    return Failure(status=500, body=error_body(message, 500))
+
+
+def _unavailable(message: str, after_s: float) -> Failure:
+    headers = {"retry-after": str(max(1, round(after_s)))}
+    return Failure(status=503, body=error_body(message, 503), headers=headers)

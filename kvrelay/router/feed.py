@@ -1,0 +1,76 @@
+"""The control port: workers and stores register, send heartbeats and milestones. It must never take a message from a
+link that did not register first, nor one that speaks for another member."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from urllib.parse import urlsplit
+
+from kvrelay.channel import Channel
+from kvrelay.errors import Malformed
+from kvrelay.fleet.brain import Brain
+from kvrelay.fleet.flight import Command
+from kvrelay.protocol import Heartbeat, Leaving, Message, RegisterStore, RegisterWorker, TransferEvent
+from kvrelay.types import StoreInfo, WorkerInfo
+
+Member = WorkerInfo | StoreInfo
+
+
+class FeedServer:
+    """Serves the links of all workers and stores."""
+
+    def __init__(
+        self,
+        brain: Brain,
+        clock: Callable[[], float],
+        obey: Callable[[Iterable[Command]], None],
+        registered: Callable[[WorkerInfo], None],
+    ) -> None:
+        self._brain = brain
+        self._clock = clock
+        self._obey = obey
+        self._registered = registered
+        self._links = 0
+
+    def __repr__(self) -> str:
+        return f"<FeedServer {self._links} links>"
+
+    async def serve(self, channel: Channel) -> None:
+        """One link until it ends; its loss is no death: the lease decides. Raises ``Lost``, ``Malformed``."""
+        self._links += 1
+        try:
+            member = self._register(await channel.recv())
+            while True:
+                self._take(member, await channel.recv())
+        finally:
+            self._links -= 1
+
+    def _register(self, message: Message) -> Member:
+        match message:
+            case RegisterWorker(worker=worker):
+                _check_url(worker.url)
+                self._obey(self._brain.register_worker(worker, self._clock()))
+                self._registered(worker)
+                return worker
+            case RegisterStore(store=store):
+                self._brain.register_store(store, self._clock())
+                return store
+            case _:
+                raise Malformed(f"{type(message).__name__} came before a registration; register first")
+
+    def _take(self, member: Member, message: Message) -> None:
+        match message:
+            case Heartbeat(name=member.name):
+                self._brain.heartbeat(member, message, self._clock())
+            case Leaving(name=member.name):
+                self._obey(self._brain.leaving(member))
+            case TransferEvent(store=member.name):
+                self._obey(self._brain.transfer_event(message, self._clock()))
+            case _:
+                raise Malformed(f"{type(message).__name__} is not for {member.name} to send here")
+
+
+def _check_url(url: str) -> None:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path or parts.query or parts.username:
+        raise Malformed(f"a worker registered with the URL {url!r}; give it as http://host:port")

@@ -1,0 +1,194 @@
+"""The OpenAI API. It must never pass a route on to a worker by name: what is not listed here does not exist."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+
+import msgspec
+from aiohttp import web
+
+from kvrelay.errors import BadRequest, KvrelayError
+from kvrelay.fleet.brain import Brain
+from kvrelay.fleet.health import examine
+from kvrelay.router.desk import Desk
+from kvrelay.router.exchange import Exchange, Stream, Whole
+from kvrelay.router.failures import CLIENT_CLOSED, Failure, describe, error_body, unexpected
+from kvrelay.router.keys import Keyring, Tenant
+from kvrelay.router.prompts import PromptReader
+from kvrelay.router.request import Kind, parse
+from kvrelay.router.telemetry import Telemetry
+
+log = logging.getLogger("kvrelay.router")
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_ID = "kvrelay_request_id"
+
+
+class Gateway:
+    """HTTP in, HTTP out; everything between is the desk's."""
+
+    def __init__(
+        self,
+        brain: Brain,
+        desk: Desk,
+        reader: PromptReader,
+        keys: Keyring,
+        telemetry: Telemetry,
+        clock: Callable[[], float],
+        *,
+        max_body_bytes: int,
+    ) -> None:
+        self._brain = brain
+        self._desk = desk
+        self._reader = reader
+        self._keys = keys
+        self._telemetry = telemetry
+        self._clock = clock
+        self._max_body_bytes = max_body_bytes
+
+    def __repr__(self) -> str:
+        return f"<Gateway {self._desk!r}>"
+
+    def app(self) -> web.Application:
+        """The application with its routes."""
+        app = web.Application(client_max_size=self._max_body_bytes, middlewares=[self._border])
+        app.router.add_post("/v1/completions", self._completions)
+        app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/kvrelay/requests/{id}", self._timeline)
+        app.on_response_prepare.append(_name_response)
+        return app
+
+    # ------------------------------------------------------------ border
+
+    @web.middleware
+    async def _border(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Every request gets an id, every failure becomes an answer in OpenAI's shape."""
+        request[_ID] = f"req-{secrets.token_hex(12)}"
+        response = await self._answered(request, handler)
+        resource = request.match_info.route.resource
+        self._telemetry.responded(resource.canonical if resource else "unknown", response.status)
+        return response
+
+    async def _answered(self, http: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            return await handler(http)
+        except KvrelayError as error:
+            return _failed(describe(error))
+        except web.HTTPException as error:
+            return _failed(_http_failure(error, http))
+        except ConnectionError:
+            raise
+        except Exception:  # the border: a bug becomes a clean 500 and a line in the log
+            log.exception("request %s failed", http[_ID])
+            return _failed(unexpected())
+
+    def _tenant(self, http: web.Request) -> Tenant:
+        return self._keys.authenticate(http.headers.get("authorization"))
+
+    # ------------------------------------------------------------ generation
+
+    async def _completions(self, http: web.Request) -> web.StreamResponse:
+        return await self._generate(http, Kind.COMPLETION)
+
+    async def _chat(self, http: web.Request) -> web.StreamResponse:
+        return await self._generate(http, Kind.CHAT)
+
+    async def _generate(self, http: web.Request, kind: Kind) -> web.StreamResponse:
+        received_s = self._clock()
+        tenant = self._tenant(http)
+        request = parse(kind, await self._body(http))
+        worker = self._desk.worker_of(request.model)
+        prompts = await self._reader.read(request, worker)
+        exchange = self._desk.open(request, prompts, worker, request_id=http[_ID], tenant=tenant, received_s=received_s)
+        status = unexpected().status
+        try:
+            response = await self._respond(http, exchange)
+            status = response.status
+        except KvrelayError as error:
+            status = describe(error).status
+            raise
+        except (asyncio.CancelledError, ConnectionError):
+            status = CLIENT_CLOSED
+            raise
+        finally:
+            self._desk.close(http[_ID], status)
+        return response
+
+    async def _body(self, http: web.Request) -> bytes:
+        too_long = (
+            f"the body is over the limit of {self._max_body_bytes} bytes; send less, or raise router.max_body_bytes"
+        )
+        if (http.content_length or 0) > self._max_body_bytes:
+            raise BadRequest(too_long, status=413)
+        try:
+            return await http.read()
+        except web.HTTPRequestEntityTooLarge as error:
+            raise BadRequest(too_long, status=413) from error
+        except web.RequestPayloadError as error:
+            raise BadRequest(f"the body could not be read ({error}); send it again") from error
+
+    async def _respond(self, http: web.Request, exchange: Exchange) -> web.StreamResponse:
+        match await exchange.answer():
+            case Whole(body=body):
+                return web.Response(body=body, content_type="application/json")
+            case Stream() as stream:
+                return await self._relay(http, stream)
+
+    async def _relay(self, http: web.Request, stream: Stream) -> web.StreamResponse:
+        headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
+        response = web.StreamResponse(headers=headers)
+        await response.prepare(http)
+        async for block in stream.blocks:
+            await response.write(block)
+        await response.write_eof()
+        return response
+
+    # ------------------------------------------------------------ the rest
+
+    async def _models(self, http: web.Request) -> web.Response:
+        self._tenant(http)
+        models = [
+            {"id": name, "object": "model", "created": 0, "owned_by": "kvrelay"} for name in self._brain.fleet.models()
+        ]
+        return _json({"object": "list", "data": models})
+
+    async def _health(self, _http: web.Request) -> web.Response:
+        health = examine(self._brain, self._clock())
+        return _json(health, 200 if health.serving else 503)
+
+    async def _metrics(self, _http: web.Request) -> web.Response:
+        return web.Response(body=self._telemetry.exposition(), headers={"content-type": "text/plain; version=0.0.4"})
+
+    async def _timeline(self, http: web.Request) -> web.Response:
+        tenant = self._tenant(http)
+        timeline = self._brain.ledger.get(http.match_info["id"])
+        if timeline is None or timeline.tenant != tenant.name:
+            raise BadRequest("no such request; the last 1,000 are kept, under their x-request-id", status=404)
+        return _json(timeline.report())
+
+
+async def _name_response(http: web.Request, response: web.StreamResponse) -> None:
+    response.headers["x-request-id"] = http.get(_ID, "")
+
+
+def _json(value: object, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")
+
+
+def _failed(failure: Failure) -> web.Response:
+    return web.Response(
+        body=failure.body, status=failure.status, headers=failure.headers, content_type="application/json"
+    )
+
+
+def _http_failure(error: web.HTTPException, http: web.Request) -> Failure:
+    """What aiohttp itself refuses: unknown routes, wrong methods."""
+    message = f"{http.method} {http.path[:200]} is not served here; see the list of routes in the documentation"
+    allow = {"allow": error.headers["allow"]} if "allow" in error.headers else {}
+    return Failure(status=error.status, body=error_body(message, error.status), headers=allow)

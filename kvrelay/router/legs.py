@@ -1,0 +1,83 @@
+"""The bodies of the two legs and what P's answer says. Pure functions; the client's words reach D only."""
+
+from __future__ import annotations
+
+import msgspec
+
+from kvrelay.errors import Lost
+from kvrelay.fleet.flight import DecodeOrder, PrefillOrder
+from kvrelay.protocol import DecodeLeg, PrefillLeg, handoff_params
+from kvrelay.router.request import ClientRequest, Kind
+
+
+def prefill_body(order: PrefillOrder, model: str, ids: list[int], salt: str) -> bytes:
+    """P gets token ids and nothing of the client's body: no sampling field can make a one-token prefill fail."""
+    body: dict[str, object] = {
+        "model": model,
+        "prompt": ids,
+        "max_tokens": 1,
+        "temperature": 0,
+        "stream": False,
+        "kv_transfer_params": handoff_params(PrefillLeg(transfer=order.transfer, push_to=order.push_to)),
+    }
+    return msgspec.json.encode(body | _salted(salt))
+
+
+def local_body(request: ClientRequest, salt: str) -> bytes:
+    """The client's body for a worker that does everything itself."""
+    return msgspec.json.encode(request.body | _salted(salt))
+
+
+def decode_body(request: ClientRequest, order: DecodeOrder, prompts: list[list[int]], salt: str) -> bytes:
+    """The client's body with token ids instead of text, so that the prompt is tokenised once."""
+    params = handoff_params(DecodeLeg(transfers=list(order.transfers)))
+    body = request.body | _salted(salt) | {"kv_transfer_params": params}
+    if keeps_text(request):
+        return msgspec.json.encode(body)
+    if request.kind is Kind.CHAT:
+        params["prompt_token_ids"] = prompts[0]
+    else:
+        body["prompt"] = prompts if len(prompts) > 1 else prompts[0]
+    return msgspec.json.encode(body)
+
+
+def keeps_text(request: ClientRequest) -> bool:
+    """Whether the answer repeats the prompt's text, which decoded ids need not give back exactly."""
+    return request.has("echo") or request.has("return_prompt_text")
+
+
+def _salted(salt: str) -> dict[str, object]:
+    return {"cache_salt": salt} if salt else {}
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens_details: _Details | None = None
+
+
+class _Choice(msgspec.Struct):
+    finish_reason: str | None = None
+
+
+class _PrefillAnswer(msgspec.Struct):
+    choices: list[_Choice]
+    usage: _Usage = _Usage()
+
+
+_FINISHED = frozenset({"stop", "length"})
+"""``stop``: the first token was already the last. Anything else (abort, error) left the prompt unfinished."""
+
+
+def prefill_cached_tokens(answer: bytes) -> int:
+    """Tokens of the prompt that P had cached. Raises ``Lost`` when P did not finish the prompt."""
+    try:
+        read = msgspec.json.decode(answer, type=_PrefillAnswer)
+    except msgspec.DecodeError as error:
+        raise Lost(f"a prefill worker's answer is no completion: {error}") from error
+    if not read.choices or read.choices[0].finish_reason not in _FINISHED:
+        raise Lost("a prefill worker gave the prompt up")
+    details = read.usage.prompt_tokens_details
+    return (details.cached_tokens or 0) if details else 0

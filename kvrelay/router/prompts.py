@@ -1,0 +1,164 @@
+"""Turns a request into token ids, once. It must never guess: what it does not render exactly as a worker would, a
+worker renders, or the request stays whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvrelay.errors import Lost, Malformed
+from kvrelay.router.render import Renderer
+from kvrelay.router.request import ClientRequest, Kind
+from kvrelay.router.tokens import Tokens
+from kvrelay.types import WorkerInfo
+
+_PLAIN_CHAT = frozenset(
+    {
+        "messages", "model", "frequency_penalty", "logit_bias", "logprobs", "top_logprobs", "max_tokens",
+        "max_completion_tokens", "n", "presence_penalty", "seed", "stop", "stream", "stream_options", "temperature",
+        "top_p", "user", "top_k", "min_p", "repetition_penalty", "stop_token_ids", "include_stop_str_in_output",
+        "ignore_eos", "min_tokens", "skip_special_tokens", "return_token_ids", "vllm_xargs", "store", "metadata",
+        "service_tier", "request_id", "session_id", "priority",
+    }
+)  # fmt: skip
+"""Fields that do not change how a chat is rendered. Any other one that is set makes it the worker's to render."""
+_PLAIN_ROLES = frozenset({"system", "user", "assistant"})
+_TOKENISING = ("truncate_prompt_tokens", "truncation_side", "add_special_tokens")
+"""Fields of a completion that change its ids."""
+_BILLING_HEADER = "x-anthropic-billing-header"
+"""System messages that start so are cut by the engine."""
+_BYTES_PER_TOKEN = 4
+"""Rough guess for prompts that are not tokenised here; used for loads only."""
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Token ids of each prompt, or the reason why the request has to stay whole (a word for a metric label)."""
+
+    ids: list[list[int]]
+    whole: str = ""
+    lengths: tuple[int, ...] = field(default=())
+
+
+class PromptReader:
+    """Reads prompts of requests for workers with a context of ``context_tokens``."""
+
+    def __init__(self, tokens: Tokens, renderer: Renderer) -> None:
+        self._tokens = tokens
+        self._renderer = renderer
+
+    def __repr__(self) -> str:
+        return f"<PromptReader {self._renderer!r}>"
+
+    async def read(self, request: ClientRequest, worker: WorkerInfo) -> Prompts:
+        """Prompts of ``request``; ``worker`` renders where needed. Raises ``BadRequest``, ``Rejected``."""
+        reason = whole_reason(request)
+        if not reason and not self._may_fit(request, worker.engine.max_model_len):
+            # Surely over the context length. A worker says so faster, and better, than tokenising here would.
+            reason = "over_length"
+        if reason:
+            return _whole(request, reason)
+        own = await self._own(request)
+        ids = own if own is not None else await self._rendered(request, worker)
+        if isinstance(ids, str):
+            return _whole(request, ids)
+        if not all(ids):
+            return _whole(request, "empty_prompt")
+        return Prompts(ids=ids, lengths=tuple(map(len, ids)))
+
+    def _may_fit(self, request: ClientRequest, context_tokens: int) -> bool:
+        limit = context_tokens * self._tokens.max_chars_per_token
+        if request.kind is Kind.COMPLETION:
+            return all(len(prompt) <= limit for prompt in request.prompts)
+        return _chat_chars(request.body["messages"]) <= limit
+
+    async def _own(self, request: ClientRequest) -> list[list[int]] | None:
+        """Ids rendered here; None when only a worker can."""
+        if request.kind is Kind.CHAT:
+            return await self._own_chat(request)
+        if any(request.body.get(key) is not None for key in _TOKENISING):
+            return None
+        ids: list[list[int]] = []
+        for prompt in request.prompts:
+            if isinstance(prompt, list):
+                ids.append(prompt)
+            elif not self._renderer.trust[Kind.COMPLETION].usable:
+                return None
+            else:
+                ids.append(await self._tokens.encode(prompt, special=True))
+        return ids
+
+    async def _own_chat(self, request: ClientRequest) -> list[list[int]] | None:
+        messages = plain_messages(request.body)
+        if messages is None or not self._renderer.trust[Kind.CHAT].usable:
+            return None
+        try:
+            return [await self._tokens.encode_chat(messages)]
+        except Malformed:
+            return None
+
+    async def _rendered(self, request: ClientRequest, worker: WorkerInfo) -> list[list[int]] | str:
+        """Ids rendered by a worker, or the reason why there are none."""
+        try:
+            rendered = await self._renderer.render(request, worker)
+        except Lost:
+            return "no_render"
+        if any(entry.features is not None for entry in rendered):
+            return "multimodal"
+        return [entry.token_ids for entry in rendered]
+
+
+def whole_reason(request: ClientRequest) -> str:
+    """Why a request gains nothing from a split or cannot be split; empty when it can. Raises ``BadRequest``."""
+    body = request.body
+    if body.get("prompt_logprobs") is not None:
+        return "prompt_logprobs"
+    if request.has("use_beam_search"):
+        return "beam_search"
+    if request.kind is Kind.CHAT:
+        return ""
+    if request.has("echo") and body.get("logprobs") is not None:
+        return "echo_logprobs"
+    for key in ("prompt_embeds", "suffix"):
+        if body.get(key) is not None:
+            return key
+    return "empty_prompt" if body.get("prompt") in ("", [], [""], [[]]) else ""
+
+
+def plain_messages(body: dict[str, object]) -> list[dict[str, str]] | None:
+    """The messages of a chat that is rendered here; None when anything about it is unusual."""
+    if any(value is not None for key, value in body.items() if key not in _PLAIN_CHAT):
+        return None
+    messages = body["messages"]
+    if not isinstance(messages, list) or not all(map(_is_plain, messages)):
+        return None
+    return messages
+
+
+def _is_plain(message: object) -> bool:
+    if not isinstance(message, dict) or message.keys() != {"role", "content"}:
+        return False
+    role, content = message["role"], message["content"]
+    return role in _PLAIN_ROLES and isinstance(content, str) and not content.startswith(_BILLING_HEADER)
+
+
+def _chat_chars(messages: object) -> int:
+    """Characters of all plain contents."""
+    if not isinstance(messages, list):
+        return 0
+    contents = [message.get("content") for message in messages if isinstance(message, dict)]
+    return sum(len(content) for content in contents if isinstance(content, str))
+
+
+def _whole(request: ClientRequest, reason: str) -> Prompts:
+    source = request.body.get("messages" if request.kind is Kind.CHAT else "prompt")
+    return Prompts(ids=[], whole=reason, lengths=(_guess_tokens(source),))
+
+
+def _guess_tokens(source: object) -> int:
+    if isinstance(source, str):
+        return 1 + len(source) // _BYTES_PER_TOKEN
+    if isinstance(source, dict):
+        return sum(map(_guess_tokens, source.values()))
+    if isinstance(source, list):
+        return len(source) if source and isinstance(source[0], int) else sum(map(_guess_tokens, source))
+    return 1

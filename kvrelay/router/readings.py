@@ -1,0 +1,56 @@
+"""What the brain knows right now, as metric readings. It must never change what it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from kvrelay.fleet.brain import Brain
+
+Reading = tuple[str, str, dict[str, str], float]
+
+
+class BrainReadings:
+    """Reads one brain; see ``telemetry.Readings``."""
+
+    def __init__(self, brain: Brain, clock: Callable[[], float]) -> None:
+        self._brain = brain
+        self._clock = clock
+
+    def __repr__(self) -> str:
+        return f"<BrainReadings of {self._brain!r}>"
+
+    def read(self) -> Iterator[Reading]:
+        brain, fleet = self._brain, self._brain.fleet
+        stale = fleet.workers.stale_heartbeats + fleet.stores.stale_heartbeats
+        yield "kvrelay_in_flight", "Requests in flight.", {}, brain.in_flight
+        yield "kvrelay_stale_heartbeats_total", "Heartbeats of unknown or dead incarnations.", {}, stale
+        yield "kvrelay_unknown_transfers_total", "Milestones of unknown transfers.", {}, brain.unknown_transfers
+        yield from self._workers()
+        yield from self._stores()
+
+    def _workers(self) -> Iterator[Reading]:
+        loads, now = self._brain.loads, self._clock()
+        for member in self._brain.fleet.workers:
+            name = member.info.name
+            who = {"worker": name, "role": member.info.role.value}
+            ready = self._brain.fleet.workers.is_usable(name, now)
+            yield "kvrelay_worker_ready", "1 when the worker gets work.", who, ready
+            yield "kvrelay_prefill_queued_tokens", "Uncached tokens promised to P.", who, loads.queued_tokens[name]
+            yield "kvrelay_decode_sequences", "Sequences promised by D.", who, loads.sequences[name]
+            yield "kvrelay_decode_kv_tokens", "KV promised by D, in tokens.", who, loads.kv_tokens[name]
+            yield from _counts("worker", name, member.counts)
+
+    def _stores(self) -> Iterator[Reading]:
+        now = self._clock()
+        for member in self._brain.fleet.stores:
+            name = member.info.name
+            ready = self._brain.fleet.stores.is_usable(name, now)
+            yield "kvrelay_store_ready", "1 when the store is heard.", {"store": name}, ready
+            yield from _counts("store", name, member.counts)
+
+
+def _counts(kind: str, name: str, counts: dict[str, int]) -> Iterator[Reading]:
+    """What a member counts itself, as its last heartbeat said."""
+    for count, value in counts.items():
+        labels = {kind: name, "count": count}
+        yield f"kvrelay_{kind}_count", f"Counts and gauges that each {kind} reports of itself.", labels, value

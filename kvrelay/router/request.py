@@ -1,0 +1,127 @@
+"""One client request: its JSON checked as far as routing needs it. Everything else is the worker's to judge."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import TypeVar
+
+import msgspec
+
+from kvrelay.errors import BadRequest
+from kvrelay.router.strip import strip_reserved
+
+MAX_CHOICES = 1024
+_MAX_TOKEN_ID = 2**32 - 1
+_COMPLETION_TOKENS = 16
+"""OpenAI's default ``max_tokens`` of a completion; a chat may fill the context."""
+
+T = TypeVar("T")
+
+
+class Kind(StrEnum):
+    """Which API was called."""
+
+    COMPLETION = "completion"
+    CHAT = "chat"
+
+    @property
+    def path(self) -> str:
+        return "/v1/chat/completions" if self is Kind.CHAT else "/v1/completions"
+
+
+@dataclass(frozen=True)
+class ClientRequest:
+    """A body without reserved fields, and the fields that the router acts on."""
+
+    kind: Kind
+    body: dict[str, object]
+    model: str | None
+    stream: bool
+    choices: int
+    max_tokens: int | None
+
+    def has(self, key: str) -> bool:
+        """``key`` is set to something that is not null, false or empty."""
+        return bool(self.body.get(key))
+
+    @cached_property
+    def prompts(self) -> list[str] | list[list[int]]:
+        """Prompts of a completion, as texts or as token ids. Raises ``BadRequest``."""
+        return _prompts(self.body.get("prompt"))
+
+    def room_tokens(self, prompt_tokens: int, context_tokens: int) -> int:
+        """Most tokens that one choice may write."""
+        default = _COMPLETION_TOKENS if self.kind is Kind.COMPLETION else context_tokens
+        asked = default if self.max_tokens is None else self.max_tokens
+        return max(0, min(asked, context_tokens - prompt_tokens))
+
+
+def parse(kind: Kind, data: bytes) -> ClientRequest:
+    """The request in ``data``. Raises ``BadRequest``."""
+    body = strip_reserved(_decode(data))
+    if kind is Kind.CHAT and not isinstance(body.get("messages"), list):
+        raise BadRequest("messages must be a list of messages", param="messages")
+    limit = body.get("max_completion_tokens")
+    return ClientRequest(
+        kind=kind,
+        body=body,
+        model=_typed(body, "model", str, "a string"),
+        stream=_typed(body, "stream", bool, "true or false") or False,
+        choices=_choices(body),
+        max_tokens=_typed(body, "max_completion_tokens" if limit is not None else "max_tokens", int, "an integer"),
+    )
+
+
+def _decode(data: bytes) -> dict[str, object]:
+    if not data.strip():
+        raise BadRequest("the body is empty; send a JSON object")
+    try:
+        return msgspec.json.decode(data, type=dict[str, object])
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"the body is not a JSON object that can be read ({error}); correct it") from error
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise BadRequest(f"the body is not valid JSON ({error}); correct it") from error
+
+
+def _typed(body: dict[str, object], key: str, kind: type[T], want: str) -> T | None:
+    value = body.get(key)
+    # bool is an int to Python, but not to JSON.
+    if value is None or type(value) is kind:
+        return value
+    raise BadRequest(f"{key} must be {want}", param=key)
+
+
+def _choices(body: dict[str, object]) -> int:
+    choices = _typed(body, "n", int, "an integer")
+    if choices is None:
+        return 1
+    if not 1 <= choices <= MAX_CHOICES:
+        raise BadRequest(f"n must be between 1 and {MAX_CHOICES}", param="n")
+    return choices
+
+
+def _prompts(prompt: object) -> list[str] | list[list[int]]:
+    if isinstance(prompt, str):
+        return [prompt]
+    if isinstance(prompt, list):
+        if _all(prompt, int):
+            return [_checked(prompt)]
+        if _all(prompt, str):
+            return prompt
+        if all(isinstance(item, list) and _all(item, int) for item in prompt):
+            return [_checked(item) for item in prompt]
+    raise BadRequest(
+        "prompt must be a string, a list of strings, a list of token ids or a list of those", param="prompt"
+    )
+
+
+def _all(items: list[object], kind: type) -> bool:
+    return set(map(type, items)) == {kind}
+
+
+def _checked(ids: list[int]) -> list[int]:
+    if min(ids) < 0 or max(ids) > _MAX_TOKEN_ID:
+        raise BadRequest(f"token ids in prompt must be between 0 and {_MAX_TOKEN_ID}", param="prompt")
+    return ids

@@ -1,0 +1,124 @@
+"""Starts the router and keeps it running. A background task that dies ends the router: it must never serve on
+without its heartbeats or its clock."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+from aiohttp import web
+
+from kvrelay.channel import Listener, bind_tcp
+from kvrelay.config import Config
+from kvrelay.errors import Misconfigured
+from kvrelay.fleet.brain import Brain
+from kvrelay.router.desk import Desk
+from kvrelay.router.feed import FeedServer
+from kvrelay.router.gateway import Gateway
+from kvrelay.router.keys import Keyring
+from kvrelay.router.prompts import PromptReader
+from kvrelay.router.readings import BrainReadings
+from kvrelay.router.render import Renderer
+from kvrelay.router.telemetry import Telemetry
+from kvrelay.router.tokens import Tokens, load_tokens
+from kvrelay.router.upstream import Upstream
+from kvrelay.types import WorkerInfo
+
+TICK_S = 0.1
+SHUTDOWN_S = 1.0
+"""Longest wait for requests in flight when the router ends."""
+
+
+async def run_router(
+    config: Config, *, key: bytes, model_path: Path, ready: Callable[[str, str], None] | None = None
+) -> None:
+    """Serve until cancelled; ``ready(api_url, control_address)`` when both ports answer. Raises ``Misconfigured``."""
+    with contextlib.ExitStack() as stack:
+        api = stack.enter_context(_bind(config.router.host, config.router.port, "router.port"))
+        control = stack.enter_context(
+            _bind(config.router.control_host, config.router.control_port, "router.control_port")
+        )
+        tokens = await asyncio.to_thread(load_tokens, model_path)
+        stack.callback(tokens.close)
+        await Router(config, key, tokens).serve(api, control, ready)
+
+
+class Router:
+    """The parts of one router, put together."""
+
+    def __init__(self, config: Config, key: bytes, tokens: Tokens) -> None:
+        self._config = config.router
+        self._key = key
+        self._tokens = tokens
+        self._clock = time.monotonic
+        self.brain = Brain(dead_after_s=config.cluster.dead_after_s, transfer_wait_s=config.router.transfer_wait_s)
+        self._telemetry = Telemetry(BrainReadings(self.brain, self._clock))
+
+    def __repr__(self) -> str:
+        return f"<Router {self.brain!r}>"
+
+    async def serve(self, api: socket.socket, control: socket.socket, ready: Callable[[str, str], None] | None) -> None:
+        """Serve both sockets until cancelled."""
+        upstream = Upstream(connect_s=self._config.upstream_connect_s)
+        renderer = Renderer(upstream, self._tokens)
+        desk = Desk(self.brain, upstream, self._telemetry, self._clock)
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(upstream.close)
+            await stack.enter_async_context(_site(self._gateway(desk, renderer).app(), api))
+            tasks = await stack.enter_async_context(asyncio.TaskGroup())
+            tasks.create_task(self._listen(control, desk, renderer, tasks))
+            tasks.create_task(self._tick(desk))
+            if ready is not None:
+                ready(f"http://{_address(api)}", _address(control))
+
+    def _gateway(self, desk: Desk, renderer: Renderer) -> Gateway:
+        return Gateway(
+            self.brain,
+            desk,
+            PromptReader(self._tokens, renderer),
+            Keyring(self._config.api_keys, self._key),
+            self._telemetry,
+            self._clock,
+            max_body_bytes=self._config.max_body_bytes,
+        )
+
+    async def _listen(self, sock: socket.socket, desk: Desk, renderer: Renderer, tasks: asyncio.TaskGroup) -> None:
+        def registered(worker: WorkerInfo) -> None:
+            tasks.create_task(renderer.check(worker))
+
+        feed = FeedServer(self.brain, self._clock, desk.obey, registered)
+        await Listener(sock, self._key, receiver="router", purposes={"feed"}, serve=feed.serve).run()
+
+    async def _tick(self, desk: Desk) -> None:
+        while True:
+            desk.obey(self.brain.tick(self._clock()))
+            await asyncio.sleep(TICK_S)
+
+
+def _bind(host: str, port: int, setting: str) -> socket.socket:
+    try:
+        return bind_tcp(host, port)
+    except OSError as error:
+        raise Misconfigured(f"cannot listen on {host}:{port} ({error.strerror}); free it or set {setting}") from error
+
+
+@contextlib.asynccontextmanager
+async def _site(app: web.Application, sock: socket.socket) -> AsyncIterator[None]:
+    """``app`` served on ``sock``; a client that hangs up cancels its handler."""
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S)
+    await runner.setup()
+    try:
+        await web.SockSite(runner, sock, backlog=1024).start()
+        yield
+    finally:
+        await runner.cleanup()
+
+
+def _address(sock: socket.socket) -> str:
+    """``host:port`` at which this machine reaches ``sock``."""
+    host, port = sock.getsockname()[:2]
+    return f"{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
