@@ -1,0 +1,34 @@
+"""How long it takes to name the pages of a prompt. A router does this for every request."""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+from kvrelay.identity import name_pages, root_name
+from kvrelay.types import Fingerprint, PageFormat
+
+PAGE_TOKENS = 32
+ROUNDS = 200
+
+
+def fingerprint() -> Fingerprint:
+    """That of SmolLM2-135M in bfloat16."""
+    form = PageFormat(layers=30, kv_heads=3, head_dim=64, dtype="bfloat16", page_tokens=PAGE_TOKENS)
+    return Fingerprint(weights="weights", weights_epoch=0, format=form, naming=1, engine="none")
+
+
+def median_s(prompt_tokens: int) -> float:
+    """Median time to name one prompt of ``prompt_tokens`` tokens, its root included."""
+    model, tokens = fingerprint(), list(range(prompt_tokens))
+    times: list[float] = []
+    for _ in range(ROUNDS):
+        begin = time.perf_counter()
+        name_pages(root_name(model), tokens, PAGE_TOKENS)
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times)
+
+
+if __name__ == "__main__":
+    for prompt_tokens in (100, 1_000, 10_000, 100_000):
+        print(f"naming {prompt_tokens:>7,} tokens: {median_s(prompt_tokens) * 1e3:8.3f} ms")

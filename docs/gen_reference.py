@@ -1,0 +1,293 @@
+"""Writes docs/reference/ from the code: configuration keys, commands, metrics and wire messages.
+
+It must never say what the code does not say: every sentence comes from the code itself.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import types
+import typing
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import typer
+
+from kvrelay import config, protocol
+from kvrelay import types as words
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "docs" / "reference"
+PACKAGE = ROOT / "kvrelay"
+
+UNITS = {"_s": "seconds", "_bytes": "bytes", "_tokens": "tokens", "port": "TCP port"}
+"""What the end of a key says about its unit."""
+METRIC_CLASSES = {
+    "Counter": "counter",
+    "Gauge": "gauge",
+    "Histogram": "histogram",
+    "Summary": "summary",
+    "CounterMetricFamily": "counter",
+    "GaugeMetricFamily": "gauge",
+}
+METRIC_NAME = re.compile(r"kvrelay_[a-z0-9_]+")
+NOTICE = "<!-- Written by `make reference` from the code; edit the code instead. -->\n\n"
+
+
+def row(*cells: str) -> str:
+    """One line of a Markdown table."""
+    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |\n"
+
+
+def table(*head: str) -> str:
+    """The first two lines of a Markdown table."""
+    return row(*head) + row(*("---" for _ in head))
+
+
+# ---------------------------------------------------------------- config.md
+
+
+def config_page() -> str:
+    """Every key of the TOML file: type, unit, range, default and sentence."""
+    text = "# Configuration\n\n" + NOTICE
+    text += "One TOML file, given with `--config`. Every key has a default; an unknown key is an error that names the "
+    text += "nearest known one.\n"
+    for section in msgspec.structs.fields(config.Config):
+        text += f"\n## [{section.name}]\n\n{first_sentence(section.type.__doc__)}\n\n"
+        text += table("key", "type", "range", "default", "what it is")
+        text += "".join(config_row(field) for field in msgspec.structs.fields(section.type))
+    return text
+
+
+def config_row(field: msgspec.structs.FieldInfo) -> str:
+    kind, metas = unwrap(field.type)
+    default = field.default
+    sentence = next((meta.description for meta in reversed(metas) if meta.description), "")
+    return row(f"`{field.name}`", type_name(kind, field.name), limits(kind, metas), show(default), sentence)
+
+
+def unwrap(annotation: Any) -> tuple[Any, list[msgspec.Meta]]:
+    """The bare type of an ``Annotated`` one, and its restrictions."""
+    if typing.get_origin(annotation) is typing.Annotated:
+        kind, *extras = typing.get_args(annotation)
+        return kind, [extra for extra in extras if isinstance(extra, msgspec.Meta)]
+    return annotation, []
+
+
+def type_name(kind: Any, key: str) -> str:
+    """A type as its reader knows it, with the unit that the key's name carries."""
+    names = {str: "text", int: "integer", float: "number", bool: "true or false"}
+    name = names.get(kind, "list of text" if typing.get_origin(kind) is tuple else "text")
+    unit = next((unit for end, unit in UNITS.items() if key.endswith(end)), "")
+    return f"{name}, {unit}" if unit else name
+
+
+def limits(kind: Any, metas: list[msgspec.Meta]) -> str:
+    """The range that the restrictions allow."""
+    if isinstance(kind, type) and issubclass(kind, words.Role):
+        return ", ".join(f"`{member.value}`" for member in kind)
+    words_of = {"ge": "from {}", "gt": "over {}", "le": "to {}", "lt": "under {}", "pattern": "`{}`"}
+    found = [
+        text.format(getattr(meta, name))
+        for name, text in words_of.items()
+        for meta in metas
+        if getattr(meta, name) is not None
+    ]
+    return " ".join(found)
+
+
+def show(value: Any) -> str:
+    """A default as TOML would have it."""
+    return f"`{msgspec.json.encode(value).decode()}`"
+
+
+def first_sentence(text: str | None) -> str:
+    """The first paragraph of a docstring on one line, its double backticks made single."""
+    paragraph = (text or "").strip().split("\n\n")[0]
+    return re.sub(r"\s+", " ", paragraph).replace("``", "`")
+
+
+def paragraphs(text: str | None, joined_by: str = " ") -> str:
+    """All paragraphs of a docstring, each on one line."""
+    return joined_by.join(first_sentence(each) for each in (text or "").replace("\f", "").strip().split("\n\n"))
+
+
+# ---------------------------------------------------------------- cli.md
+
+
+def cli_page() -> str:
+    """Every command with its arguments and options, as ``--help`` has them."""
+    from kvrelay.cli import app
+
+    text = "# Commands\n\n" + NOTICE
+    for path, command in commands(typer.main.get_command(app), "kvrelay"):
+        text += f"## `{usage(path, command)}`\n\n{command_help(command)}\n\n"
+        rows = "".join(parameter_row(each) for each in command.params if parameter_help(each) is not None)
+        text += table("option", "default", "what it is") + rows + "\n" if rows else ""
+    return text.rstrip() + "\n"
+
+
+def commands(command: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """All commands that do something, depth first in the order of their definition."""
+    children = getattr(command, "commands", {})
+    if not children:
+        yield path, command
+    for name, child in children.items():
+        if not child.hidden:
+            yield from commands(child, f"{path} {name}")
+
+
+def usage(path: str, command: Any) -> str:
+    """The command with its positional arguments."""
+    arguments = [each.name.upper() for each in command.params if each.param_type_name == "argument"]
+    return " ".join([path, *arguments])
+
+
+def command_help(command: Any) -> str:
+    return paragraphs(command.help, joined_by="\n\n")
+
+
+def parameter_help(parameter: Any) -> str | None:
+    """The sentence of an option; None for those that every command has."""
+    if getattr(parameter, "hidden", False) or parameter.name in ("help", "install_completion", "show_completion"):
+        return None
+    return getattr(parameter, "help", None) or ""
+
+
+def parameter_row(parameter: Any) -> str:
+    is_argument = parameter.param_type_name == "argument"
+    spelled = [parameter.name.upper()] if is_argument else [*parameter.opts, *parameter.secondary_opts]
+    name = ", ".join(f"`{each}`" for each in spelled)
+    return row(name, "required" if parameter.required else default_of(parameter), parameter_help(parameter) or "")
+
+
+def default_of(parameter: Any) -> str:
+    value = parameter.default
+    if value is None or callable(value) or value in ("", (), []):
+        return ""
+    return f"`{getattr(value, 'value', value)}`"
+
+
+# ---------------------------------------------------------------- metrics.md
+
+
+class Metric(NamedTuple):
+    """One metric as the code defines it."""
+
+    name: str
+    kind: str
+    labels: str
+    sentence: str
+
+
+def metrics_page() -> str:
+    """Every Prometheus metric that the code defines."""
+    text = "# Metrics\n\n" + NOTICE
+    text += "The router serves these at `/metrics`. Counters are monotonic; the unit is in the name.\n\n"
+    text += table("metric", "kind", "labels", "what it is")
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for metric in metrics_in(ast.parse(path.read_text())):
+            text += row(f"`{metric.name}`", metric.kind, metric.labels, metric.sentence)
+    text += "\n## Counts of a store\n\n"
+    text += "A store keeps these from zero; `StoreClient.describe()` returns them. Its workers add their own.\n\n"
+    return text + table("count") + "".join(row(f"`{name}`") for name in store_counts())
+
+
+def metrics_in(tree: ast.AST) -> list[Metric]:
+    """Metrics that ``tree`` defines, in the order of their lines."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return [metric for call in sorted(calls, key=lambda call: call.lineno) if (metric := metric_of(call))]
+
+
+def metric_of(call: ast.Call) -> Metric | None:
+    name = ast.unparse(call.func).split(".")[-1]
+    texts = [arg.value for arg in call.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
+    if name not in METRIC_CLASSES or not texts or not METRIC_NAME.fullmatch(texts[0]):
+        return None
+    kind = METRIC_CLASSES[name]
+    shown = texts[0] + ("_total" if kind == "counter" and not texts[0].endswith("_total") else "")
+    return Metric(shown, kind, labels_of(call), texts[1] if len(texts) > 1 else "")
+
+
+def labels_of(call: ast.Call) -> str:
+    given = [*call.args, *(keyword.value for keyword in call.keywords)]
+    items = [each for arg in given if isinstance(arg, ast.List | ast.Tuple) for each in arg.elts]
+    names = [each.value for each in items if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+    return ", ".join(f"`{name}`" for name in names if name.isidentifier())
+
+
+def store_counts() -> tuple[str, ...]:
+    from kvrelay.store import counts
+
+    return counts.KNOWN
+
+
+# ---------------------------------------------------------------- wire.md
+
+
+def wire_page() -> str:
+    """Every message of ``protocol``, in the order and under the headings of the file."""
+    text = "# Wire\n\n" + NOTICE
+    text += f"Wire version {protocol.WIRE_VERSION}. {paragraphs(protocol.__doc__)} The class name is the tag. "
+    text += (
+        f"Longest frame: {protocol.MAX_FRAME_BYTES:,} bytes; longest payload: {protocol.MAX_PAYLOAD_BYTES:,} bytes.\n"
+    )
+    source = (PACKAGE / "protocol.py").read_text()
+    heading = ""
+    for struct in structs_in(ast.parse(source)):
+        wanted = heading_before(source, struct.lineno)
+        text += f"\n## {wanted}\n" if wanted != heading else ""
+        heading = wanted
+        text += struct_text(struct)
+    return text
+
+
+def structs_in(tree: ast.Module) -> list[ast.ClassDef]:
+    """The classes that have fields: messages and the values inside them."""
+    return [node for node in tree.body if isinstance(node, ast.ClassDef) and any(fields_of(node))]
+
+
+def heading_before(source: str, line: int) -> str:
+    """The last section comment above ``line``."""
+    marks = [text for text in source.splitlines()[:line] if text.startswith("# -----")]
+    title = marks[-1].strip("# -") if marks else "Messages"
+    return title[:1].upper() + title[1:].replace("<->", "and").replace("->", "to")
+
+
+def struct_text(struct: ast.ClassDef) -> str:
+    sentence = first_sentence(ast.get_docstring(struct))
+    text = f"\n### {struct.name}\n\n" + (f"{sentence}\n\n" if sentence else "")
+    text += table("field", "type", "what it is")
+    return text + "".join(row(f"`{name}`", f"`{kind}`", note) for name, kind, note in fields_of(struct))
+
+
+def fields_of(struct: ast.ClassDef) -> Iterator[tuple[str, str, str]]:
+    """Name, type and note of each field; the note is the string below it."""
+    for index, node in enumerate(struct.body):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            after = struct.body[index + 1] if index + 1 < len(struct.body) else None
+            note = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else ""
+            default = f" = {ast.unparse(node.value)}" if node.value is not None else ""
+            yield node.target.id, ast.unparse(node.annotation) + default, first_sentence(str(note))
+
+
+PAGES: types.MappingProxyType[str, Callable[[], str]] = types.MappingProxyType(
+    {"config.md": config_page, "cli.md": cli_page, "metrics.md": metrics_page, "wire.md": wire_page}
+)
+"""Every generated page, by file name."""
+
+
+def main() -> None:
+    """Write all pages."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for name, page in PAGES.items():
+        (FOLDER / name).write_text(page())
+    sys.stdout.write(f"wrote {', '.join(PAGES)}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""Holds the documentation to the code: links resolve, commands exist, the reference is current."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from docs.gen_reference import FOLDER, PAGES
+from kvrelay.cli import app
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+TEXTS = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
+
+LINK = re.compile(r"!?\[[^\]]*\]\((?P<target>[^)\s]+)\)")
+HEADING = re.compile(r"^#+ (?P<title>.+)$", re.MULTILINE)
+FENCE = re.compile(r"```(?P<language>\w*)\n(?P<body>.*?)```", re.DOTALL)
+INLINE = re.compile(r"(?<!`)`(?P<command>(?:kvrelay|make) [^`]+)`(?!`)")
+NAV_PAGE = re.compile(r"^ +- .*: (?P<page>\S+\.md)$", re.MULTILINE)
+
+
+def anchor(title: str) -> str:
+    """The anchor of a heading."""
+    return re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", title.lower()).strip())
+
+
+def broken_links(path: Path) -> Iterator[str]:
+    """Relative links of ``path`` whose file or heading does not exist."""
+    for match in LINK.finditer(path.read_text()):
+        target, _, wanted = match["target"].partition("#")
+        if ":" in target:
+            continue
+        file = (path.parent / target).resolve() if target else path
+        if not file.is_file():
+            yield f"{path.name}: {match['target']}"
+        elif wanted and wanted not in {anchor(heading["title"]) for heading in HEADING.finditer(file.read_text())}:
+            yield f"{path.name}: no heading {match['target']}"
+
+
+def commands_in(text: str) -> Iterator[list[str]]:
+    """Every ``make`` and ``kvrelay`` command line in shell blocks and in inline code."""
+    blocks = (fence["body"].replace("\\\n", " ") for fence in FENCE.finditer(text) if fence["language"] == "sh")
+    lines = [line for block in blocks for line in block.splitlines()]
+    lines += [match["command"] for match in INLINE.finditer(FENCE.sub("", text))]
+    for line in lines:
+        words = shlex.split(line, comments=True)
+        if words and Path(words[0]).name in ("make", "kvrelay"):
+            yield [Path(words[0]).name, *words[1:]]
+
+
+def problem_with(words: list[str]) -> str | None:
+    """What is wrong with a command line; None when all its parts exist."""
+    unknown = unknown_target if words[0] == "make" else unknown_option
+    wrong = unknown(words[1:])
+    return f"{' '.join(words)}: {wrong}" if wrong else None
+
+
+def unknown_target(words: list[str]) -> str | None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    return next((word for word in words if "=" not in word and word not in targets), None)
+
+
+def unknown_option(words: list[str]) -> str | None:
+    command: Any = typer.main.get_command(app)
+    rest = list(words)
+    while rest and getattr(command, "commands", None):
+        name = rest.pop(0)
+        if name not in command.commands:
+            return name
+        command = command.commands[name]
+    known = {option for parameter in command.params for option in parameter.opts}
+    return next((word for word in rest if word.startswith("-") and word not in known), None)
+
+
+# ---------------------------------------------------------------- the repository
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_resolve(path: Path) -> None:
+    assert list(broken_links(path)) == []
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_commands_that_are_named_exist(path: Path) -> None:
+    assert [problem for words in commands_in(path.read_text()) if (problem := problem_with(words))] == []
+
+
+def test_the_readme_shows_the_two_commands() -> None:
+    commands = list(commands_in((ROOT / "README.md").read_text()))
+    assert ["make", "demo"] in commands
+    assert ["make", "test"] in commands
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_reference_is_current(name: str) -> None:
+    assert (FOLDER / name).read_text() == PAGES[name](), "run: make reference"
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    pages = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")}
+    assert set(NAV_PAGE.findall((ROOT / "mkdocs.yml").read_text())) == pages
+
+
+def test_every_picture_says_what_it_shows() -> None:
+    assert [path.name for path in DOCS.rglob("*.svg") if "<desc" not in path.read_text()] == []
+
+
+# ---------------------------------------------------------------- the checker
+
+
+@pytest.mark.parametrize("link", ["[a](gone.md)", "![a](img/gone.svg)", "[a](#gone)", "[a](there.md#gone)"])
+def test_a_broken_link_is_found(tmp_path: Path, link: str) -> None:
+    (tmp_path / "there.md").write_text("# A heading\n")
+    page = tmp_path / "page.md"
+    page.write_text(f"# Page\n\n{link} [b](there.md#a-heading) [c](#page) [d](https://example.org)\n")
+    assert len(list(broken_links(page))) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "`make nothing`",
+        "`kvrelay nothing`",
+        "`kvrelay up --nothing 2`",
+        "```sh\n.venv/bin/kvrelay model nothing\n```",
+        "```sh\nmake demo\nmake nothing\n```",
+    ],
+)
+def test_a_command_that_does_not_exist_is_found(text: str) -> None:
+    assert len([problem for words in commands_in(text) if (problem := problem_with(words))]) == 1
+
+
+def test_the_whole_command_line_is_read() -> None:
+    text = "`kvrelay up --prefill 2`\n```sh\nkvrelay ask 'a b' \\\n  --max-tokens 3  # why\n```"
+    assert list(commands_in(text)) == [
+        ["kvrelay", "ask", "a b", "--max-tokens", "3"],
+        ["kvrelay", "up", "--prefill", "2"],
+    ]
