@@ -39,7 +39,7 @@ docs: install reference $(VENV)/.docs ## build the documentation into site/, str
 	@echo "open site/index.html"
 
 reference: install ## write docs/reference/ from the code
-	@$(BIN)/python docs/gen_reference.py
+	@$(BIN)/python -m docs.gen_reference
 
 lock: $(VENV)/.made ## write requirements/ again from pyproject.toml; UPGRADE=1 takes new versions
 	@$(BIN)/python requirements/lock.py $(if $(UPGRADE),--upgrade)

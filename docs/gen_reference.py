@@ -12,11 +12,12 @@ import types
 import typing
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import typer
 
+from docs.metrics_in_code import metrics_in
 from kvrelay import config, protocol
 from kvrelay import types as words
 
@@ -26,15 +27,6 @@ PACKAGE = ROOT / "kvrelay"
 
 UNITS = {"_s": "seconds", "_bytes": "bytes", "_tokens": "tokens", "port": "TCP port"}
 """What the end of a key says about its unit."""
-METRIC_CLASSES = {
-    "Counter": "counter",
-    "Gauge": "gauge",
-    "Histogram": "histogram",
-    "Summary": "summary",
-    "CounterMetricFamily": "counter",
-    "GaugeMetricFamily": "gauge",
-}
-METRIC_NAME = re.compile(r"kvrelay_[a-z0-9_]+")
 NOTICE = "<!-- Written by `make reference` from the code; edit the code instead. -->\n\n"
 
 
@@ -175,49 +167,19 @@ def default_of(parameter: Any) -> str:
 # ---------------------------------------------------------------- metrics.md
 
 
-class Metric(NamedTuple):
-    """One metric as the code defines it."""
-
-    name: str
-    kind: str
-    labels: str
-    sentence: str
-
-
 def metrics_page() -> str:
     """Every Prometheus metric that the code defines."""
     text = "# Metrics\n\n" + NOTICE
-    text += "The router serves these at `/metrics`. Counters are monotonic; the unit is in the name.\n\n"
+    text += "The router serves these at `/metrics`. Counters are monotonic; the unit is in the name. "
+    text += "Capitals stand for a part that varies.\n\n"
     text += table("metric", "kind", "labels", "what it is")
     for path in sorted(PACKAGE.rglob("*.py")):
-        for metric in metrics_in(ast.parse(path.read_text())):
-            text += row(f"`{metric.name}`", metric.kind, metric.labels, metric.sentence)
+        for metric in metrics_in(path.read_text()):
+            labels = ", ".join(f"`{label}`" for label in metric.labels)
+            text += row(f"`{metric.name}`", metric.kind, labels, metric.sentence)
     text += "\n## Counts of a store\n\n"
     text += "A store keeps these from zero; `StoreClient.describe()` returns them. Its workers add their own.\n\n"
     return text + table("count") + "".join(row(f"`{name}`") for name in store_counts())
-
-
-def metrics_in(tree: ast.AST) -> list[Metric]:
-    """Metrics that ``tree`` defines, in the order of their lines."""
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    return [metric for call in sorted(calls, key=lambda call: call.lineno) if (metric := metric_of(call))]
-
-
-def metric_of(call: ast.Call) -> Metric | None:
-    name = ast.unparse(call.func).split(".")[-1]
-    texts = [arg.value for arg in call.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
-    if name not in METRIC_CLASSES or not texts or not METRIC_NAME.fullmatch(texts[0]):
-        return None
-    kind = METRIC_CLASSES[name]
-    shown = texts[0] + ("_total" if kind == "counter" and not texts[0].endswith("_total") else "")
-    return Metric(shown, kind, labels_of(call), texts[1] if len(texts) > 1 else "")
-
-
-def labels_of(call: ast.Call) -> str:
-    given = [*call.args, *(keyword.value for keyword in call.keywords)]
-    items = [each for arg in given if isinstance(arg, ast.List | ast.Tuple) for each in arg.elts]
-    names = [each.value for each in items if isinstance(each, ast.Constant) and isinstance(each.value, str)]
-    return ", ".join(f"`{name}`" for name in names if name.isidentifier())
 
 
 def store_counts() -> tuple[str, ...]:

@@ -12,7 +12,9 @@ import pytest
 import typer
 
 from docs.gen_reference import FOLDER, PAGES
+from docs.metrics_in_code import Metric, metrics_in
 from kvrelay.cli import app
+from kvrelay.router.telemetry import Telemetry
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -78,6 +80,13 @@ def unknown_option(words: list[str]) -> str | None:
     return next((word for word in rest if word.startswith("-") and word not in known), None)
 
 
+class NoReadings:
+    """A brain that has nothing to tell."""
+
+    def read(self) -> Iterator[tuple[str, str, dict[str, str], float]]:
+        yield from ()
+
+
 # ---------------------------------------------------------------- the repository
 
 
@@ -100,6 +109,13 @@ def test_the_readme_shows_the_two_commands() -> None:
 @pytest.mark.parametrize("name", PAGES)
 def test_the_reference_is_current(name: str) -> None:
     assert (FOLDER / name).read_text() == PAGES[name](), "run: make reference"
+
+
+def test_every_metric_that_is_served_is_in_the_reference() -> None:
+    served = set(re.findall(r"^# TYPE (\w+)", Telemetry(NoReadings()).exposition().decode(), re.MULTILINE))
+    named = {metric.name for path in (ROOT / "kvrelay").rglob("*.py") for metric in metrics_in(path.read_text())}
+    assert "kvrelay_requests_total" in served
+    assert {name for name in served if not name.endswith("_created")} <= named
 
 
 def test_every_page_is_in_the_navigation() -> None:
@@ -141,4 +157,21 @@ def test_the_whole_command_line_is_read() -> None:
     assert list(commands_in(text)) == [
         ["kvrelay", "ask", "a b", "--max-tokens", "3"],
         ["kvrelay", "up", "--prefill", "2"],
+    ]
+
+
+def test_metrics_are_found_however_they_are_written() -> None:
+    source = """
+who = {"worker": name, kind: role}
+yield "kvrelay_ready", "1 when ready.", who, 1.0
+yield f"kvrelay_{kind}_total", "Counted.", {"store": name}, 2.0
+Histogram("kvrelay_seconds", "Time.", ["path"], buckets=(1.0,))
+self._counter("kvrelay_requests", "Requests.", "status")
+print("kvrelay_no", "metric")
+"""
+    assert metrics_in(source) == [
+        Metric("kvrelay_ready", "gauge", ("worker", "KIND"), "1 when ready."),
+        Metric("kvrelay_KIND_total", "counter", ("store",), "Counted."),
+        Metric("kvrelay_seconds", "histogram", ("path",), "Time."),
+        Metric("kvrelay_requests_total", "counter", ("status",), "Requests."),
     ]

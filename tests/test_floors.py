@@ -24,7 +24,7 @@ FLOORS = (
     Room(0, "words", ("__init__", "types", "protocol", "identity", "errors", "config")),
     Room(1, "policy", ("policy",)),
     Room(2, "fleet", ("fleet",)),
-    Room(3, "links", ("link", "channel", "feed")),
+    Room(3, "links", ("link", "channel", "feed", "race")),
     Room(4, "router", ("router",)),
     Room(4, "connector", ("connector",)),
     Room(4, "store", ("store",)),

@@ -1,0 +1,80 @@
+"""Finds the Prometheus metrics that the code defines, by reading it. It must never import or run what it reads.
+
+A metric is a call (``Counter(...)`` or a method of that name) or a tuple whose first item is a name beginning with
+``kvrelay_`` and whose second is its sentence.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+NAME = re.compile(r"kvrelay_[A-Za-z0-9_]+")
+KINDS = ("counter", "histogram", "gauge", "summary")
+
+
+class Metric(NamedTuple):
+    """One metric as the code defines it; a part in capitals varies."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    sentence: str
+
+
+def metrics_in(source: str) -> list[Metric]:
+    """Metrics that ``source`` defines, in the order of its lines."""
+    tree = ast.parse(source)
+    nodes = sorted((node for node in ast.walk(tree) if isinstance(node, ast.expr)), key=lambda node: node.lineno)
+    return [metric for node in nodes for metric in _metric(node, tree)]
+
+
+def _metric(node: ast.expr, tree: ast.AST) -> Iterator[Metric]:
+    match node:
+        case ast.Call(func=func, args=[first, second, *rest]):
+            kind = next((kind for kind in KINDS if kind in ast.unparse(func).lower()), "")
+        case ast.Tuple(elts=[first, second, *rest]):
+            kind = "counter" if _text(first).endswith("_total") else "gauge"
+        case _:
+            return
+    name = _text(first)
+    if kind and NAME.fullmatch(name):
+        shown = name if kind != "counter" or name.endswith("_total") else f"{name}_total"
+        yield Metric(shown, kind, tuple(_labels(rest, tree)), _text(second))
+
+
+def _text(node: ast.expr) -> str:
+    """A string literal; the varying parts of an f-string in capitals; empty for anything else."""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_text(part) or ast.unparse(part).upper() for part in _parts(node))
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+
+
+def _parts(node: ast.JoinedStr) -> Iterator[ast.expr]:
+    yield from (part.value if isinstance(part, ast.FormattedValue) else part for part in node.values)
+
+
+def _labels(rest: list[ast.expr], tree: ast.AST) -> Iterator[str]:
+    """Label names: plain strings, lists of them, or the keys of a dictionary, given by name or on the spot."""
+    for node in rest:
+        if isinstance(node, ast.List | ast.Tuple):
+            yield from _labels(node.elts, tree)
+        elif isinstance(node, ast.Dict):
+            yield from (_text(key) or ast.unparse(key).upper() for key in node.keys if key is not None)
+        elif isinstance(node, ast.Name):
+            yield from _labels(_assigned(node, tree), tree)
+        elif _text(node):
+            yield _text(node)
+
+
+def _assigned(name: ast.Name, tree: ast.AST) -> list[ast.expr]:
+    """The dictionary that was last given to ``name`` above its use."""
+    given = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict) and node.lineno < name.lineno
+        if ast.unparse(node.targets[0]) == name.id
+    ]
+    return [max(given, key=lambda node: node.lineno).value] if given else []
