@@ -162,8 +162,8 @@ class Arena:
         mine: Bools = (self._ready[:, slots] == generations) & (self._generation[slots] == generations)
         return mine
 
-    def checksums(self, slots: Ints, layer: int) -> Checksums:
-        """Checksums of ``layer`` as its writers published them."""
+    def checksums(self, slots: Ints, layer: int | Ints) -> Checksums:
+        """Checksums of ``layer`` (one for all, or one a slot) as its writers published them."""
         sums: Checksums = self._checksum[layer, slots]
         return sums
 

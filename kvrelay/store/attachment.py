@@ -15,8 +15,9 @@ from typing import TypeVar
 
 from kvrelay import channel
 from kvrelay.channel import Channel
-from kvrelay.errors import KvrelayError, Lost, Malformed, Overloaded, Refused
+from kvrelay.errors import Lost, Malformed, Overloaded, Refused
 from kvrelay.protocol import Acquired, Attach, Attached, Described, Existing, Granted, Message, Rejected
+from kvrelay.race import until_one_ends
 from kvrelay.store.arena import Arena
 from kvrelay.store.doorbell import Doorbell
 from kvrelay.types import PageFormat
@@ -80,11 +81,7 @@ class Attachment:
     async def run(self) -> None:
         """Serve the link until it breaks. Raises ``Lost``, ``Malformed``."""
         try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._send())
-                tasks.create_task(self._receive())
-        except* KvrelayError as group:
-            raise Lost(str(group.exceptions[0])) from group
+            await until_one_ends(self._send(), self._receive())
         finally:
             self.close()
 

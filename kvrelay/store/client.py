@@ -6,7 +6,6 @@ A background thread keeps the link, for ever: while the store is away everything
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 import threading
 from collections.abc import Callable, Sequence
@@ -33,6 +32,7 @@ from kvrelay.protocol import (
     Report,
     Suspect,
 )
+from kvrelay.race import until_one_ends
 from kvrelay.store.arena import Arena
 from kvrelay.store.attachment import Attachment
 from kvrelay.store.copying import read_page, write_page
@@ -253,14 +253,13 @@ class StoreClient:
             self._loop.close()
 
     async def _run(self) -> None:
-        links = asyncio.create_task(self._keep_link())
-        stopped = asyncio.create_task(self._stop.wait())
-        await asyncio.wait((links, stopped), return_when=asyncio.FIRST_COMPLETED)
-        for task in (links, stopped):
-            task.cancel()
-        self.problem = "closed"
-        with contextlib.suppress(asyncio.CancelledError):
-            await links
+        try:
+            await until_one_ends(self._keep_link(), self._stopped())
+        finally:
+            self.problem = "closed"
+
+    async def _stopped(self) -> None:
+        await self._stop.wait()
 
     async def _keep_link(self) -> None:
         retry_s = FIRST_RETRY_S

@@ -1,0 +1,24 @@
+"""Tasks that live and die together. It must never leave one running, nor swallow why the first one ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+
+async def until_one_ends(*parts: Coroutine[Any, Any, None]) -> None:
+    """Run ``parts`` until the first one returns or raises; end the others; raise what the first one raised.
+
+    Not a TaskGroup: callers want to catch a plain ``Lost``, not a group of them.
+    """
+    tasks = [asyncio.ensure_future(part) for part in parts]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in tasks:
+        if task in done:
+            task.result()

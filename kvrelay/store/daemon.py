@@ -1,0 +1,128 @@
+"""The store as a process: it listens to its node's clients and to other stores, and keeps its routers informed.
+
+Nothing here waits on the disk or computes for long: one event loop serves everybody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from kvrelay.channel import Channel, Listener, bind_tcp, bind_unix
+from kvrelay.config import Config
+from kvrelay.feed import Feed
+from kvrelay.protocol import Heartbeat, RegisterStore
+from kvrelay.store.inbound import Inbound
+from kvrelay.store.keeper import Keeper
+from kvrelay.store.peers import Peers
+from kvrelay.store.session import Session
+from kvrelay.store.shelf import Shelf
+from kvrelay.types import StoreInfo
+
+TICK_S = 0.5
+"""How late a lease, a transfer or a failed slot may end."""
+
+
+class StoreDaemon:
+    """One running store: state, listeners, links to peers, feed."""
+
+    def __init__(self, config: Config, name: str, key: bytes, routers: tuple[str, ...], address: str) -> None:
+        epoch = secrets.randbits(47) | 1
+        self.info = StoreInfo(
+            name=name, incarnation=f"{epoch:012x}", address=address, capacity_bytes=config.store.arena_bytes
+        )
+        self._loop = asyncio.get_running_loop()
+        self._key = key
+        self._stall_s = config.store.stalled_push_s
+        self._feed = Feed(
+            routers,
+            key,
+            sender=name,
+            registration=RegisterStore(store=self.info),
+            heartbeat=self._heartbeat,
+            heartbeat_s=config.cluster.heartbeat_s,
+        )
+        self._listeners: list[Listener] = []
+        self._watched: set[int] = set()
+        self._tasks = asyncio.TaskGroup()
+        self.keeper = Keeper(name, config.store, epoch, self._feed.post)
+        self.peers = Peers(self.keeper, config.store, key, address, self._loop.time, self._spawn)
+
+    def __repr__(self) -> str:
+        return f"<StoreDaemon {self.info.name} at {self.info.address}, {self._listeners}, {self._feed!r}>"
+
+    async def run(self, local: socket.socket, remote: socket.socket, ready: Callable[[StoreInfo], None]) -> None:
+        """Serve until cancelled, or until one of its tasks dies: a half-dead store must not look alive."""
+        self._listeners = [
+            self._listener(local, "client", self._serve_client),
+            self._listener(remote, "peer", self._serve_peer),
+        ]
+        try:
+            async with self._tasks:
+                for listener in self._listeners:
+                    self._spawn(listener.run())
+                self._spawn(self._feed.run())
+                self._spawn(self._tick())
+                ready(self.info)
+        finally:
+            for fd in self._watched:
+                self._loop.remove_reader(fd)
+            self.keeper.room.close()
+
+    def _listener(self, sock: socket.socket, purpose: str, serve: Callable[[Channel], Awaitable[None]]) -> Listener:
+        return Listener(sock, self._key, receiver=self.info.name, purposes={purpose}, serve=serve)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks.create_task(work)
+
+    async def _serve_client(self, link: Channel) -> None:
+        await Session(link, self.keeper, self.peers, self._loop.time, self._watch).serve()
+
+    async def _serve_peer(self, link: Channel) -> None:
+        await Inbound(link, self.keeper, self._stall_s, self._loop.time).serve()
+
+    def _watch(self, shelf: Shelf) -> None:
+        if shelf.doorbell.fd not in self._watched:
+            self._watched.add(shelf.doorbell.fd)
+            self._loop.add_reader(shelf.doorbell.fd, self._answer, shelf)
+
+    def _answer(self, shelf: Shelf) -> None:
+        shelf.doorbell.answer()
+        self.keeper.progress(self._loop.time())
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self.keeper.tick(self._loop.time())
+
+    def _heartbeat(self) -> Heartbeat:
+        links = {
+            "links_refused": sum(listener.refused for listener in self._listeners),
+            "links_crashed": sum(listener.crashed for listener in self._listeners),
+            "events_dropped": self._feed.dropped,
+        }
+        counts = self.keeper.describe() | links
+        return Heartbeat(name=self.info.name, incarnation=self.info.incarnation, healthy=True, counts=counts)
+
+
+async def run_store(
+    config: Config,
+    *,
+    name: str,
+    socket_path: Path,
+    key: bytes,
+    routers: tuple[str, ...],
+    ready: Callable[[StoreInfo], None] | None = None,
+) -> None:
+    """Serve until cancelled. Raises OSError when an address is taken."""
+    with bind_unix(socket_path) as local, bind_tcp(config.store.peer_host, config.store.peer_port) as remote:
+        host, port = remote.getsockname()
+        daemon = StoreDaemon(config, name, key, routers, config.store.advertise or f"{host}:{port}")
+        try:
+            await daemon.run(local, remote, ready or (lambda info: None))
+        finally:
+            socket_path.unlink(missing_ok=True)

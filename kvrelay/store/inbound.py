@@ -1,0 +1,235 @@
+"""The receiving end of a peer store's link: pages are received straight into their slots, then verified.
+
+It must never publish a layer whose checksum does not hold, nor write into a slot it does not hold a pin on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import xxhash
+
+from kvrelay.channel import Channel
+from kvrelay.errors import Malformed, Refused
+from kvrelay.protocol import MAX_PAYLOAD_BYTES, PushClosed, PushOpen, PushPages, PushWanted, Segment, Segments
+from kvrelay.store.arena import SlotState
+from kvrelay.store.keeper import Keeper
+from kvrelay.store.page import Page
+from kvrelay.store.shelf import Shelf
+from kvrelay.store.transfers import Transfer, Way
+from kvrelay.types import PageName
+
+MAX_INCOMING = 1024
+"""Open pushes on one link."""
+
+
+@dataclass(slots=True)
+class Wanted:
+    """A page on its way: pinned, with the layers whose bytes did not come yet, and those not verified yet."""
+
+    page: Page
+    layers: set[int]
+    unverified: int
+
+
+@dataclass(slots=True)
+class Incoming:
+    """One push as its receiver sees it."""
+
+    transfer: Transfer
+    shelf: Shelf
+    names: list[PageName]
+    total_tokens: int
+    wanted: dict[int, Wanted] = field(default_factory=dict)
+
+    def tokens(self, index: int) -> int:
+        """Valid tokens of a page of the prompt. Raises ``Malformed``."""
+        if not 0 <= index < len(self.names):
+            raise Malformed(f"{self.transfer.id} has no page {index}")
+        page_tokens = self.shelf.arena.format.page_tokens
+        return min(page_tokens, self.total_tokens - index * page_tokens)
+
+
+@dataclass(slots=True)
+class Landing:
+    """Where a segment goes; no page when nobody wants it (any more)."""
+
+    view: memoryview
+    item: Segment
+    page: Page | None
+
+
+class Inbound:
+    """One peer's link."""
+
+    def __init__(self, link: Channel, keeper: Keeper, stall_s: float, clock: Callable[[], float]) -> None:
+        self._link = link
+        self._keeper = keeper
+        self._stall_s = stall_s
+        self._clock = clock
+        self._incoming: dict[str, Incoming] = {}
+        self._writer = keeper.join(f"peer {link.peer}", clock())
+        self._scratch = bytearray()
+
+    def __repr__(self) -> str:
+        return f"<Inbound from {self._link.peer}, {len(self._incoming)} pushes>"
+
+    async def serve(self) -> None:
+        """Receive until the peer is gone; what it left unfinished fails."""
+        try:
+            while True:
+                await self._handle()
+                await asyncio.sleep(0)  # a sender that never pauses must not keep the loop from everybody else
+        finally:
+            for incoming in list(self._incoming.values()):
+                self._end(incoming, "the link to the sending store broke")
+            self._keeper.leave(self._writer, self._clock(), quarantine_s=0)
+
+    async def _handle(self) -> None:
+        match await self._link.recv():
+            case PushOpen() as message:
+                await self._open(message)
+            case PushPages() as message:
+                await self._offered(message)
+            case Segments() as message:
+                await self._receive(message)
+            case PushClosed() as message:
+                self._closed(message)
+            case message:
+                raise Malformed(f"a peer sent {type(message).__name__}")
+
+    async def _open(self, message: PushOpen) -> None:
+        refusal = "it is known here already, or too many are open"
+        try:
+            transfer = self._begin(message)
+        except Refused as error:
+            transfer, refusal = None, str(error)
+        if transfer is None:
+            await self._link.send(PushClosed(transfer=message.transfer, complete=False, reason=refusal))
+
+    def _begin(self, message: PushOpen) -> Transfer | None:
+        if len(self._incoming) >= MAX_INCOMING:
+            return None
+        shelf = self._keeper.room.shelf(message.format)
+        transfer = self._keeper.open_transfer(
+            message.transfer, self._link.peer, message.names, message.total_tokens, shelf, Way.IN, self._clock()
+        )
+        if transfer is not None:
+            self._incoming[transfer.id] = Incoming(transfer, shelf, message.names, message.total_tokens)
+        return transfer
+
+    async def _offered(self, message: PushPages) -> None:
+        incoming = self._incoming.get(message.transfer)
+        if incoming is None:
+            return  # refused or ended here; the sender has been told, or will be
+        wanted = [index for index in dict.fromkeys(message.indices) if self._want(incoming, index)]
+        await self._link.send(PushWanted(transfer=message.transfer, indices=wanted), stall_s=self._stall_s)
+
+    def _want(self, incoming: Incoming, index: int) -> bool:
+        """Make room for a page that is lacking here; whether it should be sent."""
+        tokens, name, now = incoming.tokens(index), incoming.names[index], self._clock()
+        if self._keeper.catalog.find(name) is not None or not incoming.transfer.is_open:
+            return False
+        refs = self._keeper.catalog.grant(self._writer, incoming.shelf, 1, now)
+        if not refs:
+            self._keeper.transfers.give_up(incoming.transfer, [name], now)
+            return False
+        parent = self._keeper.catalog.find(incoming.names[index - 1]) if index else None
+        page = self._keeper.begin(self._writer, refs[0], name, tokens, parent, now)
+        assert page is not None  # granted one line above
+        self._keeper.catalog.pin(page, now)
+        layers = incoming.shelf.arena.format.layers
+        incoming.wanted[index] = Wanted(page, set(range(layers)), layers)
+        return True
+
+    # ------------------------------------------------------------ payload
+
+    async def _receive(self, message: Segments) -> None:
+        if not 0 < message.payload_bytes <= MAX_PAYLOAD_BYTES:
+            raise Malformed(f"a payload of {message.payload_bytes} bytes is not taken")
+        incoming = self._incoming.get(message.transfer)
+        if incoming is None:
+            await self._link.recv_into(self._waste(message.payload_bytes), stall_s=self._stall_s)
+            return
+        landings = self._land(incoming, message)
+        self._keeper.transfers.received(incoming.transfer, 0, self._clock())
+        await self._link.recv_into([landing.view for landing in landings], stall_s=self._stall_s)
+        self._keeper.counts.add("bytes_received", message.payload_bytes)
+        self._keeper.transfers.received(incoming.transfer, message.payload_bytes, self._clock())
+        for landing in landings:
+            if landing.page is not None:
+                self._verify(incoming, landing)
+        self._keeper.progress(self._clock())
+
+    def _waste(self, size: int) -> list[memoryview]:
+        """Views of ``size`` bytes in all that nobody will read."""
+        chunk = 1 << 20
+        if len(self._scratch) < chunk:
+            self._scratch = bytearray(chunk)
+        whole = memoryview(self._scratch)[:chunk]
+        return [whole] * (size // chunk) + [whole[: size % chunk]]
+
+    def _land(self, incoming: Incoming, message: Segments) -> list[Landing]:
+        """A place for every segment. Raises ``Malformed`` when they do not add up to the payload."""
+        landings: list[Landing] = []
+        size = incoming.shelf.arena.format.token_layer_bytes
+        for item in message.items:
+            landings += self._place(incoming, item, incoming.tokens(item.page) * size)
+        if sum(len(landing.view) for landing in landings) != message.payload_bytes:
+            raise Malformed(f"segments of {message.transfer} do not add up to its payload")
+        return landings
+
+    def _place(self, incoming: Incoming, item: Segment, size: int) -> list[Landing]:
+        wanted = incoming.wanted.get(item.page)
+        if wanted is None or wanted.page.state is not SlotState.FILLING or item.layer not in wanted.layers:
+            return [Landing(view, item, None) for view in self._waste(size)]
+        wanted.layers.discard(item.layer)
+        page = wanted.page
+        view = incoming.shelf.arena.segment(page.ref.slot, item.layer, page.tokens)
+        return [Landing(view, item, page)]
+
+    def _verify(self, incoming: Incoming, landing: Landing) -> None:
+        page, item = landing.page, landing.item
+        assert page is not None
+        if xxhash.xxh3_64_intdigest(landing.view) != item.checksum:
+            self._keeper.counts.add("checksum_failures")
+            self._drop(incoming, item.page)
+            return
+        incoming.shelf.arena.publish(page.ref, item.layer, item.checksum)
+        wanted = incoming.wanted.get(item.page)
+        if wanted is not None:
+            wanted.unverified -= 1
+            if wanted.unverified == 0:
+                self._complete(incoming, item.page)
+
+    def _complete(self, incoming: Incoming, index: int) -> None:
+        page = incoming.wanted.pop(index).page
+        self._keeper.counts.add("pages_received")
+        self._keeper.catalog.unpin(page)
+
+    # ------------------------------------------------------------ ends
+
+    def _drop(self, incoming: Incoming, index: int) -> None:
+        wanted = incoming.wanted.pop(index, None)
+        if wanted is not None:
+            self._keeper.catalog.fail(wanted.page, self._clock())
+            self._keeper.catalog.unpin(wanted.page)
+
+    def _closed(self, message: PushClosed) -> None:
+        incoming = self._incoming.get(message.transfer)
+        if incoming is not None:
+            self._end(incoming, "" if message.complete else message.reason or "the sender gave up")
+
+    def _end(self, incoming: Incoming, problem: str) -> None:
+        """No more will come on this link for the push; ``problem`` is empty when the sender is through."""
+        now = self._clock()
+        del self._incoming[incoming.transfer.id]
+        for index in list(incoming.wanted):
+            self._drop(incoming, index)
+        self._keeper.progress(now)
+        if problem:
+            self._keeper.transfers.fail(incoming.transfer, problem, now)
+        else:
+            self._keeper.no_more(incoming.transfer, now)

@@ -1,0 +1,179 @@
+"""The store's state as one whole: catalog, leases, transfers and owners, wired together. No sockets, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from kvrelay.config import StoreConfig
+from kvrelay.errors import Malformed
+from kvrelay.protocol import Acquire, Acquired, Announce, Held, TransferEvent
+from kvrelay.store.arena import SlotState
+from kvrelay.store.catalog import QUARANTINE_S, Catalog
+from kvrelay.store.counts import Counts
+from kvrelay.store.leases import Leases
+from kvrelay.store.page import Page, Writer
+from kvrelay.store.pushes import Pushes
+from kvrelay.store.room import Room
+from kvrelay.store.shelf import Shelf
+from kvrelay.store.transfers import Transfer, Transfers, Way
+from kvrelay.types import PageName, SlotRef
+
+FILL_STALL_S = 30.0
+"""A page that gets no layer for so long is given up; a chunk's forward pass takes seconds at most."""
+
+
+class Keeper:
+    """Everything a store knows. Callers pass the time and one clock throughout."""
+
+    def __init__(self, name: str, config: StoreConfig, epoch: int, emit: Callable[[TransferEvent], None]) -> None:
+        self.name = name
+        self.counts = Counts()
+        self.room = Room(config.arena_bytes, epoch)
+        self.catalog = Catalog(self.room, self.counts, config.page_lease_s)
+        self.leases = Leases(self.catalog)
+        self.transfers = Transfers(name, self.counts, emit, self.catalog.has)
+        self.pushes = Pushes(self.catalog)
+        self.writers: dict[Writer, None] = {}
+        self._owners: dict[str, int] = {}
+        self._now = 0.0
+        self.catalog.on_complete = lambda page: self.transfers.page_complete(page.name, self._now)
+        self.catalog.on_failed = self._page_failed
+        self.transfers.on_failed = self.pushes.fail
+
+    def __repr__(self) -> str:
+        return (
+            f"<Keeper {self.name}: {self.catalog!r}, {self.leases!r}, {self.transfers!r}, {len(self._owners)} owners>"
+        )
+
+    # ------------------------------------------------------------ who is here
+
+    def join(self, label: str, now: float) -> Writer:
+        """Somebody who may write."""
+        self._now = now
+        writer = Writer(label)
+        self.writers[writer] = None
+        return writer
+
+    def leave(self, writer: Writer, now: float, quarantine_s: float = QUARANTINE_S) -> None:
+        """A writer's link is gone: what it had begun fails."""
+        self._now = now
+        self.writers.pop(writer, None)
+        self.catalog.lose(writer, now + quarantine_s)
+        self.catalog.sweep(now)
+
+    def attach_owner(self, owner: str) -> None:
+        """One more link of ``owner``."""
+        self._owners[owner] = self._owners.get(owner, 0) + 1
+
+    def detach_owner(self, owner: str, now: float) -> None:
+        """One link fewer; with the last one its leases end and its transfers fail."""
+        self._now = now
+        self._owners[owner] -= 1
+        if self._owners[owner] == 0:
+            del self._owners[owner]
+            self.leases.release_owner(owner)
+            self.transfers.fail_owner(owner, now)
+            self.counts.add("owners_lost")
+
+    # ------------------------------------------------------------ pages
+
+    def announce(self, writer: Writer, message: Announce, page_tokens: int, now: float) -> None:
+        """Pages that a client starts to fill. Raises ``Malformed`` on one that cannot exist."""
+        self._now = now
+        before: Page | None = None
+        for new in message.pages:
+            check_name(new.name)
+            if not 0 < new.tokens <= page_tokens:
+                raise Malformed(f"a page of {new.tokens} tokens does not exist; pages have up to {page_tokens}")
+            parent = before if new.parent is None else self.catalog.find(new.parent)
+            before = self.begin(writer, new.slot, new.name, new.tokens, parent, now)
+        self.transfers.touch(message.transfer, now)
+        self.progress(now)
+
+    def begin(
+        self, writer: Writer, ref: SlotRef, name: PageName, tokens: int, parent: Page | None, now: float
+    ) -> Page | None:
+        """A granted slot starts to be filled; pushes that wait for the page hear of it."""
+        page = self.catalog.announce(writer, ref, name, tokens, parent, now)
+        if page is not None and self.catalog.find(name) is page:
+            self.pushes.page_here(page, now)
+        return page
+
+    def progress(self, now: float) -> None:
+        """Take note of layers that came in, and let the pushes that wait for them go on."""
+        self._now = now
+        for shelf in self.catalog.progress(now):
+            self.pushes.wake(shelf)
+
+    def acquire(self, owner: str, message: Acquire, now: float) -> Acquired:
+        """Pin what is here or arriving. Raises ``Overloaded``."""
+        self.progress(now)
+        pages = [self.catalog.find(name) for name in message.names]
+        found = [page for page in pages if page is not None]
+        if found:
+            self.leases.hold(owner, message.lease, found, message.ttl_s, now)
+        missing = [name for name, page in zip(message.names, pages, strict=True) if page is None]
+        waiting = bool(missing) and self.transfers.may_bring(message.transfers, missing)
+        return Acquired(id=message.id, pages=[None if page is None else _held(page) for page in pages], waiting=waiting)
+
+    def exists(self, names: Sequence[PageName], now: float) -> list[bool]:
+        self.progress(now)
+        return [self.catalog.has(name) for name in names]
+
+    def describe(self) -> dict[str, int]:
+        """All counters and gauges."""
+        gauges = {
+            "leases_open": len(self.leases),
+            "transfers_open": self.transfers.open_count,
+            "pushes_open": len(self.pushes),
+            "slots_granted": sum(len(writer.granted) for writer in self.writers),
+            "owners": len(self._owners),
+        }
+        return self.counts.all() | self.catalog.gauges() | gauges
+
+    # ------------------------------------------------------------ transfers
+
+    def open_transfer(
+        self, id: str, owner: str, names: Sequence[PageName], tokens: int, shelf: Shelf, way: Way, now: float
+    ) -> Transfer | None:
+        """A hand-off begins. None when its id is known. Raises ``Malformed`` when names and tokens disagree."""
+        self._now = now
+        for name in names:
+            check_name(name)
+        if len(names) != shelf.arena.format.pages_for(tokens) or len(set(names)) != len(names) or not names:
+            raise Malformed(f"{len(names)} names are not the pages of a prompt of {tokens} tokens")
+        self.progress(now)
+        return self.transfers.open(id, owner, names, tokens, way, now)
+
+    def no_more(self, transfer: Transfer, now: float) -> None:
+        """The sender of a transfer is through: only pages that others are bringing may still come."""
+        lacking = [name for name in transfer.expected if self.catalog.find(name) is None]
+        self.transfers.give_up(transfer, lacking, now)
+
+    def tick(self, now: float) -> None:
+        """What time alone brings about."""
+        self.progress(now)
+        self.leases.expire(now)
+        self.transfers.expire(now)
+        self.catalog.fail_stalled(now - FILL_STALL_S)
+        self.catalog.sweep(now)
+
+    def _page_failed(self, page: Page) -> None:
+        self.pushes.page_failed(page)
+        if self.catalog.find(page.name) is None:
+            self.transfers.page_gone(page.name, self._now)
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError unless all parts agree."""
+        self.catalog.check_invariants(self.writers)
+        self.transfers.check_invariants()
+
+
+def _held(page: Page) -> Held:
+    return Held(page.ref, page.tokens, page.state is SlotState.COMPLETE)
+
+
+def check_name(name: PageName) -> None:
+    """Raise ``Malformed`` unless ``name`` can be one."""
+    if len(name) != 16:
+        raise Malformed(f"a page name has 16 bytes, not {len(name)}")

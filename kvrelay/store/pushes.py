@@ -1,0 +1,75 @@
+"""All outgoing transfers: which of them waits for which page. It decides nothing about order or links."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvrelay.store.catalog import Catalog
+from kvrelay.store.page import Page
+from kvrelay.store.push import Push
+from kvrelay.store.shelf import Shelf
+from kvrelay.store.transfers import Transfer
+from kvrelay.types import PageName
+
+
+class Pushes:
+    """Pushes by transfer, and by the names of pages that are not here yet."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._pushes: dict[str, tuple[Push, Shelf, Callable[[], None]]] = {}
+        self._awaited: dict[PageName, dict[str, None]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Pushes {len(self._pushes)} open>"
+
+    def __len__(self) -> int:
+        return len(self._pushes)
+
+    def add(self, push: Push, shelf: Shelf, wake: Callable[[], None], now: float) -> None:
+        """Start ``push``: offer what is here, wait for the rest. ``wake`` is called whenever it can go on."""
+        self._pushes[push.transfer.id] = (push, shelf, wake)
+        for name in push.absent:
+            page = self._catalog.find(name)
+            if page is not None:
+                push.page_here(page, now)
+            else:
+                self._awaited.setdefault(name, {})[push.transfer.id] = None
+        wake()
+
+    def page_here(self, page: Page, now: float) -> None:
+        """A page began to exist."""
+        for id in self._awaited.pop(page.name, ()):
+            push, _shelf, wake = self._pushes[id]
+            push.page_here(page, now)
+            wake()
+
+    def page_failed(self, page: Page) -> None:
+        """A page was given up: pushes that hold it cannot be completed."""
+        for push, _shelf, wake in self._pushes.values():
+            if push.holds(page):
+                push.problem = "a page of it was given up by its writer"
+                wake()
+
+    def fail(self, transfer: Transfer) -> None:
+        """The transfer has failed for another reason: its link is to say so to the peer."""
+        entry = self._pushes.get(transfer.id)
+        if entry is not None and not entry[0].problem:
+            entry[0].problem = "the transfer was given up"
+            entry[2]()
+
+    def wake(self, shelf: Shelf) -> None:
+        """Layers came in on ``shelf``."""
+        for push, its_shelf, wake in self._pushes.values():
+            if its_shelf is shelf and push.is_sending:
+                wake()
+
+    def remove(self, push: Push) -> None:
+        """``push`` has ended, one way or another."""
+        for name in push.absent:
+            waiting = self._awaited.get(name, {})
+            waiting.pop(push.transfer.id, None)
+            if not waiting:
+                self._awaited.pop(name, None)
+        self._pushes.pop(push.transfer.id, None)
+        push.close()

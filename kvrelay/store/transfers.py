@@ -1,0 +1,217 @@
+"""Hand-offs that pass through this store: what each still expects, and the events that routers hear of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from kvrelay.protocol import TransferEvent
+from kvrelay.store.counts import Counts
+from kvrelay.types import PageName, Stage
+
+TRANSFER_TTL_S = 120.0
+"""A transfer without news for so long failed; also how long its end is remembered."""
+MAX_TRANSFERS = 4096
+
+
+class Way(Enum):
+    """Where a transfer's pages go, seen from this store."""
+
+    STAY = "stay"
+    OUT = "out"
+    IN = "in"
+
+
+@dataclass(slots=True, eq=False)
+class Transfer:
+    """One hand-off."""
+
+    id: str
+    owner: str
+    names: tuple[PageName, ...]
+    total_tokens: int
+    way: Way
+    expires: float
+    expected: set[PageName] = field(default_factory=set)
+    """Pages that are not complete here and may still come."""
+    is_short: bool = False
+    """A page will not come."""
+    outcome: Stage | None = None
+    bytes: int = 0
+    first_at: float | None = None
+
+    def __repr__(self) -> str:
+        state = self.outcome or f"{len(self.expected)} of {len(self.names)} pages missing"
+        return f"<Transfer {self.id} {self.way.value}, {state}>"
+
+    @property
+    def is_open(self) -> bool:
+        return self.outcome is None
+
+
+class Transfers:
+    """All transfers of a store, ended ones for a while."""
+
+    def __init__(
+        self, store: str, counts: Counts, emit: Callable[[TransferEvent], None], has: Callable[[PageName], bool]
+    ) -> None:
+        self._store = store
+        self._counts = counts
+        self._emit = emit
+        self._has = has
+        self._transfers: dict[str, Transfer] = {}
+        self._awaited: dict[PageName, set[Transfer]] = {}
+        self.on_failed: Callable[[Transfer], None] = lambda transfer: None
+
+    def __repr__(self) -> str:
+        return f"<Transfers {self.open_count} open of {len(self._transfers)}>"
+
+    @property
+    def open_count(self) -> int:
+        return sum(transfer.is_open for transfer in self._transfers.values())
+
+    def get(self, id: str) -> Transfer | None:
+        return self._transfers.get(id)
+
+    def open(
+        self, id: str, owner: str, names: Iterable[PageName], total_tokens: int, way: Way, now: float
+    ) -> Transfer | None:
+        """A new transfer; None when the id is known or there are too many."""
+        if id in self._transfers or not self._make_room():
+            return None
+        transfer = Transfer(id, owner, tuple(names), total_tokens, way, now + TRANSFER_TTL_S)
+        self._transfers[id] = transfer
+        if way is not Way.OUT:
+            transfer.expected = {name for name in transfer.names if not self._has(name)}
+            for name in transfer.expected:
+                self._awaited.setdefault(name, set()).add(transfer)
+            self._settle(transfer, now)
+        return transfer
+
+    def relay(self, id: str, stage: Stage, reason: str, tokens: int, now: float) -> None:
+        """Pass a worker's milestone on to the routers."""
+        self.touch(id, now)
+        transfer = self._transfers.get(id)
+        if stage is Stage.FAILED and transfer is not None:
+            self.fail(transfer, reason, now)
+        else:
+            self._emit(TransferEvent(store=self._store, transfer=id, stage=stage, reason=reason, tokens=tokens))
+
+    def touch(self, id: str | None, now: float) -> None:
+        """There was news of a transfer."""
+        transfer = self._transfers.get(id) if id else None
+        if transfer is not None:
+            transfer.expires = now + TRANSFER_TTL_S
+
+    def received(self, transfer: Transfer, size_bytes: int, now: float) -> None:
+        """Payload is arriving for a transfer."""
+        transfer.first_at = now if transfer.first_at is None else transfer.first_at
+        transfer.bytes += size_bytes
+        transfer.expires = now + TRANSFER_TTL_S
+
+    def page_complete(self, name: PageName, now: float) -> None:
+        for transfer in self._awaited.pop(name, ()):
+            transfer.expected.discard(name)
+            self._settle(transfer, now)
+
+    def page_gone(self, name: PageName, now: float) -> None:
+        """A page on its way was given up, and no other copy of it is being made."""
+        for transfer in self._awaited.pop(name, ()):
+            transfer.expected.discard(name)
+            transfer.is_short = True
+            self._settle(transfer, now)
+
+    def give_up(self, transfer: Transfer, names: Iterable[PageName], now: float) -> None:
+        """These pages will not come through ``transfer``."""
+        for name in transfer.expected.intersection(names):
+            self._forget_wait(transfer, name)
+            transfer.expected.discard(name)
+            transfer.is_short = True
+        self._settle(transfer, now)
+
+    def finish(self, transfer: Transfer, now: float) -> None:
+        """An outgoing transfer sent all that was wanted; the routers hear of it from the other side."""
+        if transfer.is_open:
+            transfer.outcome = Stage.ARRIVED
+            self._close(transfer, now)
+
+    def fail(self, transfer: Transfer, reason: str, now: float) -> None:
+        """No more pages will come or go; what arrived is valid."""
+        if not transfer.is_open:
+            return
+        transfer.outcome = Stage.FAILED
+        self._counts.add("transfers_failed")
+        self._close(transfer, now)
+        self._emit(TransferEvent(store=self._store, transfer=transfer.id, stage=Stage.FAILED, reason=reason))
+        self.on_failed(transfer)
+
+    def fail_owner(self, owner: str, now: float) -> None:
+        """The process that opened these is gone."""
+        for transfer in [t for t in self._transfers.values() if t.is_open and t.owner == owner]:
+            self.fail(transfer, f"{owner} is gone", now)
+
+    def expire(self, now: float) -> None:
+        for transfer in [t for t in self._transfers.values() if t.expires <= now]:
+            if transfer.is_open:
+                self.fail(transfer, f"no news for {TRANSFER_TTL_S:g} s", now)
+            else:
+                del self._transfers[transfer.id]
+
+    def may_bring(self, ids: Iterable[str], missing: Iterable[PageName]) -> bool:
+        """Whether one of the transfers is not known yet, or alive and expecting one of the ``missing`` pages."""
+        for id in ids:
+            transfer = self._transfers.get(id)
+            if transfer is None or (transfer.is_open and not transfer.expected.isdisjoint(missing)):
+                return True
+        return False
+
+    def _settle(self, transfer: Transfer, now: float) -> None:
+        if not transfer.is_open or transfer.expected:
+            return
+        if transfer.is_short:
+            self.fail(transfer, "some pages did not come: no room, or damaged", now)
+            return
+        transfer.outcome = Stage.ARRIVED
+        seconds = 0.0 if transfer.first_at is None else now - transfer.first_at
+        self._counts.add("transfers_arrived")
+        self._close(transfer, now)
+        self._emit(
+            TransferEvent(
+                store=self._store,
+                transfer=transfer.id,
+                stage=Stage.ARRIVED,
+                tokens=transfer.total_tokens,
+                bytes=transfer.bytes,
+                seconds=seconds,
+            )
+        )
+
+    def _close(self, transfer: Transfer, now: float) -> None:
+        for name in transfer.expected:
+            self._forget_wait(transfer, name)
+        transfer.expected, transfer.names = set(), ()
+        transfer.expires = now + TRANSFER_TTL_S
+
+    def _forget_wait(self, transfer: Transfer, name: PageName) -> None:
+        waiting = self._awaited.get(name)
+        if waiting is not None:
+            waiting.discard(transfer)
+            if not waiting:
+                del self._awaited[name]
+
+    def _make_room(self) -> bool:
+        if len(self._transfers) < MAX_TRANSFERS:
+            return True
+        ended = next((transfer for transfer in self._transfers.values() if not transfer.is_open), None)
+        if ended is None:
+            return False
+        del self._transfers[ended.id]
+        return True
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError unless every wait belongs to an open transfer, and the other way round."""
+        waits = {(transfer, name) for name, waiting in self._awaited.items() for transfer in waiting}
+        expected = {(transfer, name) for transfer in self._transfers.values() for name in transfer.expected}
+        assert waits == expected, "waits and transfers differ"
+        assert all(transfer.is_open for transfer, _ in waits), "an ended transfer still waits"

@@ -1,0 +1,277 @@
+"""A client and its store, both real: put, get, leases, grants, and every way in which either goes away."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import xxhash
+
+from kvrelay.errors import Lost, Overloaded
+from kvrelay.protocol import NewPage
+from kvrelay.store.client import StoreClient
+from kvrelay.types import PageFormat, SlotRef
+from tests.store.conftest import FORMAT, StoreProcess, eventually, page_name, payload
+
+Start = Callable[..., StoreProcess]
+Connect = Callable[..., StoreClient]
+
+
+def publish(client: StoreClient, ref: SlotRef, data: bytes, layers: range) -> None:
+    arena = client.arena
+    assert arena is not None
+    size = len(data) // FORMAT.layers
+    for layer in layers:
+        part = data[layer * size : (layer + 1) * size]
+        arena.segment(ref.slot, layer, len(part) // FORMAT.token_layer_bytes)[:] = part
+        arena.publish(ref, layer, xxhash.xxh3_64_intdigest(part))
+
+
+def take(client: StoreClient, count: int) -> list[SlotRef]:
+    refs: list[SlotRef] = []
+
+    def enough() -> bool:
+        refs.extend(client.take_slots(count - len(refs)))
+        return len(refs) == count
+
+    eventually(enough)
+    return refs
+
+
+def is_idle(client: StoreClient) -> bool:
+    counts = client.describe()
+    gauges = ("pages_pinned", "leases_open", "transfers_open", "pages_filling", "slots_failed", "slots_granted")
+    return not any(counts[name] for name in gauges)
+
+
+def test_what_was_put_is_what_comes_back(start_store: Start, connect: Connect) -> None:
+    client = connect(start_store())
+    client.put(page_name(1), payload(1), 8)
+    client.put(page_name(2), payload(2, tokens=3), 3)
+    assert client.exists([page_name(2), page_name(9), page_name(1)]) == [True, False, True]
+    assert client.get(page_name(1)) == payload(1)
+    assert client.get(page_name(2)) == payload(2, tokens=3)
+    assert client.get(page_name(9)) is None
+    eventually(lambda: is_idle(client))
+    assert client.describe()["pages_used"] == 2
+
+
+def test_another_process_reads_what_one_wrote(start_store: Start, connect: Connect) -> None:
+    store = start_store()
+    writer, reader = connect(store, "a/1"), connect(store, "b/1")
+    writer.put(page_name(1), payload(1), 8)
+    assert reader.get(page_name(1)) == payload(1)
+
+
+def test_a_payload_of_the_wrong_length_is_refused_and_costs_no_slot(start_store: Start, connect: Connect) -> None:
+    client = connect(start_store(pages=1))
+    for data, tokens in ((payload(1)[:-1], 8), (payload(1), 7), (b"", 0), (payload(1) * 2, 16)):
+        with pytest.raises(ValueError, match="bytes"):
+            client.put(page_name(1), data, tokens)
+    client.put(page_name(1), payload(1), 8)
+    assert client.get(page_name(1)) == payload(1)
+
+
+def test_a_flipped_bit_is_a_miss_and_counted(start_store: Start, connect: Connect) -> None:
+    client = connect(start_store())
+    client.put(page_name(1), payload(1), 8)
+    held = client.acquire("l", [page_name(1)], 5).result(5).pages[0]
+    assert held is not None
+    assert client.arena is not None
+    client.arena.segment(held.slot.slot, 1, 8)[100] ^= 1
+    assert client.get(page_name(1)) is None
+    eventually(lambda: client.describe()["read_bad_checksum"] == 1)
+    client.release("l")
+
+
+def test_pages_arrive_layer_by_layer_for_whoever_acquired_them(start_store: Start, connect: Connect) -> None:
+    store = start_store()
+    writer, reader = connect(store, "p/1", grant_slots=4), connect(store, "d/1")
+    (ref,) = take(writer, 1)
+    writer.announce([NewPage(page_name(1), ref, 8)])
+    held = None
+
+    def arriving() -> bool:
+        nonlocal held
+        held = reader.acquire("l", [page_name(1)], 5).result(5).pages[0]
+        return held is not None
+
+    eventually(arriving)
+    assert held is not None
+    assert (held.slot, held.tokens, held.complete) == (ref, 8, False)
+    assert reader.arena is not None
+    slots, generations = np.array([ref.slot]), np.array([ref.generation])
+    for layer in range(FORMAT.layers):
+        assert not reader.arena.ready(slots, generations, layer)[0]
+        publish(writer, ref, payload(1), range(layer, layer + 1))
+        writer.ring()
+        assert reader.arena.ready(slots, generations, layer)[0]
+    eventually(lambda: reader.exists([page_name(1)]) == [True])
+    assert reader.get(page_name(1)) == payload(1)
+
+
+def test_the_doorbell_alone_completes_a_page(start_store: Start, connect: Connect) -> None:
+    client = connect(start_store(), grant_slots=2)
+    (ref,) = take(client, 1)
+    client.announce([NewPage(page_name(1), ref, 8)])
+    eventually(lambda: client.describe()["pages_filling"] == 1)
+    publish(client, ref, payload(1), range(FORMAT.layers))
+    client.ring()
+    eventually(lambda: client.describe()["pages_put"] == 1)
+
+
+def test_grants_are_refilled_in_the_background(start_store: Start, connect: Connect) -> None:
+    client = connect(start_store(), grant_slots=4)
+    refs = take(client, 12)
+    assert len({ref.slot for ref in refs}) == 12
+    client.give_back(refs)
+    eventually(lambda: client.describe()["slots_granted"] >= 12)
+
+
+def test_a_lease_pins_until_it_is_released_or_runs_out(start_store: Start, connect: Connect) -> None:
+    client = connect(start_store(pages=2))
+    for number in (1, 2):
+        client.put(page_name(number), payload(number), 8)
+    client.acquire("kept", [page_name(1)], 60).result(5)
+    client.acquire("short", [page_name(2)], 0.3).result(5)
+    with pytest.raises(Overloaded, match="pinned"):
+        client.put(page_name(3), payload(3), 8)
+    eventually(lambda: client.describe()["leases_open"] == 1)
+    client.put(page_name(3), payload(3), 8)
+    assert client.exists([page_name(1), page_name(2), page_name(3)]) == [True, False, True]
+    client.release("kept")
+    client.put(page_name(4), payload(4), 8)
+    assert client.exists([page_name(1)]) == [False]
+
+
+def test_nobody_can_release_another_owners_lease(start_store: Start, connect: Connect) -> None:
+    store = start_store()
+    ours, theirs = connect(store, "a/1"), connect(store, "b/1")
+    ours.put(page_name(1), payload(1), 8)
+    ours.acquire("l", [page_name(1)], 60).result(5)
+    theirs.release("l")
+    assert theirs.describe()["pages_pinned"] == 1
+
+
+def test_a_lost_owner_leaves_nothing_behind(start_store: Start, connect: Connect) -> None:
+    store = start_store(pages=8)
+    owner, other = connect(store, "p/1", grant_slots=3), connect(store, "d/1")
+    (ref,) = take(owner, 1)
+    owner.put(page_name(7), payload(7), 8)
+    owner.acquire("l", [page_name(7)], 60).result(5)
+    owner.announce([NewPage(page_name(1), ref, 8)])
+    eventually(lambda: other.acquire("m", [page_name(1)], 60).result(5).pages[0] is not None)
+    owner.close()
+    assert other.arena is not None
+    eventually(lambda: other.arena is not None and other.arena.is_failed(ref))
+    assert other.arena.is_current(ref)
+    assert other.acquire("n", [page_name(1)], 60).result(5).pages == [None]
+    other.release("m")
+    eventually(lambda: is_idle(other))
+    assert not other.arena.is_current(ref)
+    assert other.get(page_name(7)) == payload(7)
+    assert other.describe()["owners_lost"] == 1
+
+
+def test_leases_outlive_one_of_two_links_of_an_owner(start_store: Start, connect: Connect) -> None:
+    store = start_store()
+    first, second = connect(store, "w/1"), connect(store, "w/1")
+    first.put(page_name(1), payload(1), 8)
+    first.acquire("l", [page_name(1)], 60).result(5)
+    first.close()
+    eventually(lambda: second.describe()["owners"] == 1)
+    time.sleep(0.1)
+    assert second.describe()["pages_pinned"] == 1
+
+
+def test_a_killed_store_is_a_miss_and_a_new_one_is_found(start_store: Start, connect: Connect) -> None:
+    store = start_store()
+    client = connect(store, grant_slots=2)
+    client.put(page_name(1), payload(1), 8)
+    old_arena, old_refs = client.arena, take(client, 1)
+    assert old_arena is not None
+    store.kill()
+    eventually(lambda: client.arena is None)
+    assert client.take_slots(1) == []
+    with pytest.raises(Lost):
+        client.exists([page_name(1)])
+    with pytest.raises(Lost):
+        client.acquire("l", [page_name(1)], 5).result(5)
+    client.ring()
+    old_arena.segment(0, 0, 8)[0] = 1
+    store.start()
+    assert client.wait_attached(5)
+    assert client.arena is not None
+    assert client.arena.epoch != old_arena.epoch
+    assert not client.arena.is_current(old_refs[0])
+    assert client.get(page_name(1)) is None
+    client.announce([NewPage(page_name(5), old_refs[0], 8)])
+    eventually(lambda: client.describe()["stale_refs"] == 1)
+    client.put(page_name(1), payload(1), 8)
+    assert client.get(page_name(1)) == payload(1)
+
+
+def test_a_client_may_start_before_its_store(start_store: Start, tmp_path: object, connect: Connect) -> None:
+    store = start_store()
+    path = store.socket_path
+    store.kill()
+    client = StoreClient(path, b"k" * 32, owner="w/1", format=FORMAT)
+    client.start()
+    assert not client.wait_attached(0.2)
+    assert "cannot connect" in repr(client)
+    store.start()
+    assert client.wait_attached(5)
+    client.close()
+    assert client.arena is None
+
+
+def test_a_clean_end_removes_the_socket_and_a_killed_store_leaks_no_memory(start_store: Start) -> None:
+    store = start_store()
+    store.signal(signal.SIGINT)
+    store.process.wait(5)
+    assert not store.socket_path.exists()
+
+
+def test_a_client_with_the_wrong_key_never_attaches(start_store: Start) -> None:
+    client = StoreClient(start_store().socket_path, b"x" * 32, owner="w/1", format=FORMAT)
+    client.start()
+    assert not client.wait_attached(0.3)
+    assert "key" in client.problem
+    client.close()
+
+
+def test_a_format_that_does_not_fit_is_refused_with_the_key_to_change(start_store: Start) -> None:
+    big = PageFormat(layers=100, kv_heads=8, head_dim=128, dtype="float32", page_tokens=32)
+    client = StoreClient(start_store().socket_path, b"k" * 32, owner="w/1", format=big)
+    client.start()
+    assert not client.wait_attached(0.3)
+    assert "store.arena_bytes" in client.problem
+    client.close()
+
+
+def test_two_formats_live_in_one_store(start_store: Start, connect: Connect) -> None:
+    other = PageFormat(layers=2, kv_heads=1, head_dim=16, dtype="bfloat16", page_tokens=4)
+    store = start_store()
+    ours, theirs = connect(store, "a/1"), connect(store, "b/1", format=other)
+    ours.put(page_name(1), payload(1), 8)
+    theirs.put(page_name(2), payload(2, 4, other), 4)
+    assert ours.get(page_name(1)) == payload(1)
+    assert theirs.get(page_name(2)) == payload(2, 4, other)
+
+
+def test_an_idle_store_hardly_uses_the_processor(start_store: Start, connect: Connect) -> None:
+    store = start_store()
+    client = connect(store, grant_slots=4)
+    client.put(page_name(1), payload(1), 8)
+
+    def ticks() -> int:
+        with open(f"/proc/{store.process.pid}/stat") as stat:
+            fields = stat.read().rsplit(")", 1)[1].split()
+        return int(fields[11]) + int(fields[12])
+
+    before = ticks()
+    time.sleep(1.0)
+    assert ticks() - before <= 3, "in hundredths of a second"
