@@ -37,7 +37,7 @@ _LOOKS = {
     "route": ("·", "cyan"),
     "queue": ("░", "white"),
     "prefill": ("█", "blue"),
-    "transfer": ("▒", "magenta"),
+    "transfer, exposed": ("▒", "magenta"),
     "first token": ("▓", "yellow"),
     "decode": ("=", "green"),
 }
@@ -69,7 +69,7 @@ def _cuts(events: Mapping[str, float], *, split: bool) -> list[tuple[str, float 
         ("route", events.get("prefill_sent")),
         ("queue", events.get("prefill_started")),
         ("prefill", events.get("prefill_finished")),
-        ("transfer", events.get("loaded")),
+        ("transfer, exposed", events.get("loaded")),
         ("first token", first),
         ("decode", finished),
     ]
@@ -85,7 +85,7 @@ def _notes(record: Mapping[str, Any]) -> dict[str, str]:
         "route": "tokenise, name the pages, choose the workers",
         "queue": f"wait at {worker}",
         "prefill": f"{prompt} tokens on {worker}, {cached} of them cached",
-        "transfer": "the part of the hand-off that nothing hides",
+        "transfer, exposed": "the part of the hand-off that nothing hides",
         "first token": f"{transfer.get('loaded_tokens') or 0} tokens loaded by {decoder}, the rest computed",
         "decode": f"{output} tokens on {decoder}",
     }
@@ -129,14 +129,14 @@ def _hand_off(record: Mapping[str, Any], parts: list[Phase], widths: list[int]) 
     """A second row: where the transfer ran, under the prefill that hides it and beyond."""
     hidden_s = (record.get("transfer") or {}).get("hidden_s") or 0.0
     by_name = {part.name: (part, width) for part, width in zip(parts, widths, strict=True)}
-    if "prefill" not in by_name or "transfer" not in by_name:
+    if "prefill" not in by_name or "transfer, exposed" not in by_name:
         return None
     prefill, prefill_cells = by_name["prefill"]
     before = sum(widths[: parts.index(prefill)])
     hidden = round(prefill_cells * min(1.0, hidden_s / prefill.seconds)) if prefill.seconds else 0
-    glyph, colour = _LOOKS["transfer"]
+    glyph, colour = _LOOKS["transfer, exposed"]
     row = Text(" " * before).append("-" * hidden, style=colour)
-    row.append(" " * (prefill_cells - hidden)).append(glyph * by_name["transfer"][1], style=colour)
+    row.append(" " * (prefill_cells - hidden)).append(glyph * by_name["transfer, exposed"][1], style=colour)
     return row if row.plain.strip() else None
 
 
@@ -150,9 +150,15 @@ def _legend(record: Mapping[str, Any], parts: list[Phase]) -> Table:
         table.add_row(Text(part.glyph * 2, style=part.colour), part.name, _ms(part.seconds), part.note)
         transfer = record.get("transfer")
         if part.name == "prefill" and transfer:
-            moved = f"{(transfer.get('bytes') or 0) / 1e6:.1f} MB moved while the prompt was being read"
-            table.add_row(Text("--", style="magenta"), "transfer, hidden", _ms(transfer.get("hidden_s") or 0.0), moved)
+            hidden = _ms(transfer.get("hidden_s") or 0.0)
+            table.add_row(Text("--", style="magenta"), "transfer, hidden", hidden, _moved(transfer))
     return table
+
+
+def _moved(transfer: Mapping[str, Any]) -> str:
+    size_bytes = transfer.get("bytes") or 0
+    way = f"{size_bytes / 1e6:,.1f} MB over the wire" if size_bytes else "in shared memory"
+    return f"{way}, while the prompt was being read"
 
 
 def _ms(seconds: float) -> str:

@@ -19,8 +19,8 @@ def parse(text: str) -> tuple[int, ...]:
     cores: list[int] = []
     try:
         for part in text.split(","):
-            first, _, last = part.partition("-")
-            cores += range(int(first), int(last or first) + 1)
+            first, dash, last = part.partition("-")
+            cores += range(int(first), int(last if dash else first) + 1)
     except ValueError as error:
         raise Misconfigured(f"worker.cpus is {text!r}; write cores like 0, 0-3 or 0,2") from error
     if not cores:

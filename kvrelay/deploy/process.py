@@ -17,6 +17,10 @@ import psutil
 
 from kvrelay.deploy.parent import PARENT_VARIABLE
 
+_POLL_S = 0.02
+_REAP_S = 5.0
+"""A process in an uninterruptible system call outlives its SIGKILL by so long at most; then it is left alone."""
+
 
 class Child:
     """A running child process. ``stop`` is gentle, ``kill`` is not; both take the whole tree."""
@@ -68,8 +72,13 @@ class Child:
         return self._process.stdout
 
     async def wait(self) -> int:
-        """Its exit status (negative: the signal that ended it)."""
-        return await self._process.wait()
+        """Its exit status (negative: the signal that ended it).
+
+        Looks again and again: asyncio's own wait also waits for the pipe, which a grandchild may hold for ever.
+        """
+        while (status := self._process.returncode) is None:
+            await asyncio.sleep(_POLL_S)
+        return status
 
     async def stop(self, grace_s: float) -> None:
         """SIGTERM, wait up to ``grace_s``, then kill whatever is left of its tree."""
@@ -79,7 +88,7 @@ class Child:
                 self._process.send_signal(signal.SIGTERM)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(grace_s):
-                    await self._process.wait()
+                    await self.wait()
         await self._sweep(tree)
 
     async def kill(self) -> None:
@@ -101,8 +110,11 @@ class Child:
         for process in doomed.values():
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        await self._process.wait()
-        await asyncio.to_thread(psutil.wait_procs, list(doomed.values()), 5.0)
+        await self.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_REAP_S):
+                while any(map(_is_alive, doomed.values())):
+                    await asyncio.sleep(_POLL_S)
         for path in leftovers:
             path.unlink(missing_ok=True)
 
@@ -114,6 +126,14 @@ def _sessions_led(tree: list[psutil.Process]) -> set[int]:
 
 def _members(sessions: set[int]) -> list[psutil.Process]:
     return [process for process in psutil.process_iter() if _session(process.pid) in sessions]
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    """A zombie is dead: it holds nothing and waits for init, which may take seconds to look."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _session(pid: int) -> int:

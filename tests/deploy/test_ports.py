@@ -1,0 +1,44 @@
+"""Tests of deploy/ports.py."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+
+from kvrelay.deploy.ports import free_port, holder, is_free, require_free
+from kvrelay.errors import Misconfigured
+
+
+def listening() -> tuple[socket.socket, int]:
+    sock = socket.socket()
+    sock.bind(("127.0.0.1", 0))
+    sock.listen()
+    return sock, int(sock.getsockname()[1])
+
+
+def test_a_free_port_can_be_bound_and_lies_below_the_ephemeral_range() -> None:
+    port = free_port()
+    assert is_free("127.0.0.1", port)
+    assert port < 32768
+
+
+def test_a_taken_port_is_refused_with_its_holder_and_the_setting() -> None:
+    sock, port = listening()
+    with sock, pytest.raises(Misconfigured) as caught:
+        require_free("127.0.0.1", port, "--port")
+    assert f"port {port} is in use by pid {os.getpid()} (" in str(caught.value)
+    assert "--port" in str(caught.value)
+
+
+def test_a_port_that_was_closed_is_free_again() -> None:
+    sock, port = listening()
+    assert not is_free("127.0.0.1", port)
+    sock.close()
+    require_free("127.0.0.1", port, "--port")
+    assert "pid" not in holder(port)
+
+
+def test_port_zero_is_never_in_use() -> None:
+    require_free("127.0.0.1", 0, "--port")

@@ -1,0 +1,112 @@
+"""Tests of deploy/process.py and deploy/parent.py, with real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from kvrelay.deploy.process import Child, describe_exit
+
+PARENT = """
+import subprocess, sys, time
+from multiprocessing import shared_memory
+ignore = {ignore}
+if ignore:
+    import signal
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+memory = shared_memory.SharedMemory(create=True, size=4096)
+inner = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session={own_session})
+print(inner.pid, memory.name, flush=True)
+time.sleep(600)
+"""
+
+
+async def start(*, ignore: bool = False, own_session: bool = False) -> tuple[Child, int, Path]:
+    """A child with a grandchild and a shared memory file."""
+    code = PARENT.format(ignore=ignore, own_session=own_session)
+    child = await Child.start("parent", [sys.executable, "-c", code], os.environ, asyncio.subprocess.PIPE)
+    assert child.output is not None
+    pid, memory = (await child.output.readline()).split()
+    return child, int(pid), Path("/dev/shm") / memory.decode()
+
+
+def gone(pid: int, within_s: float = 5.0) -> bool:
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+@pytest.mark.parametrize("own_session", [False, True])
+async def test_kill_takes_the_whole_tree_and_its_shared_memory(own_session: bool) -> None:
+    child, grandchild, memory = await start(own_session=own_session)
+    assert memory.exists()
+    await child.kill()
+    assert not child.running
+    assert child.exit_status == -signal.SIGKILL
+    assert gone(grandchild)
+    assert not memory.exists()
+
+
+async def test_stop_takes_the_tree_of_a_child_that_ends_by_itself() -> None:
+    child, grandchild, _memory = await start()
+    started = time.monotonic()
+    await child.stop(grace_s=10)
+    assert time.monotonic() - started < 5
+    assert gone(grandchild)
+
+
+async def test_a_child_that_ignores_sigterm_is_killed_after_the_grace() -> None:
+    child, grandchild, _memory = await start(ignore=True)
+    started = time.monotonic()
+    await child.stop(grace_s=0.5)
+    assert 0.5 <= time.monotonic() - started < 5
+    assert child.exit_status == -signal.SIGKILL
+    assert gone(grandchild)
+
+
+async def test_stopping_a_dead_child_still_takes_what_it_left() -> None:
+    child, grandchild, _memory = await start()
+    os.kill(child.pid, signal.SIGKILL)
+    await child.wait()
+    await child.stop(grace_s=1)
+    assert gone(grandchild)
+
+
+async def test_a_child_dies_with_a_starter_that_is_killed() -> None:
+    code = textwrap.dedent(
+        """
+        import asyncio, os, sys
+        from kvrelay.deploy.process import Child
+        inner = ("import time; from kvrelay.deploy.parent import die_with_starter; die_with_starter();"
+                 "print('up', flush=True); time.sleep(600)")
+        async def main():
+            child = await Child.start("inner", [sys.executable, "-c", inner], os.environ, asyncio.subprocess.PIPE)
+            await child.output.readline()
+            print(child.pid, flush=True)
+            await child.wait()
+        asyncio.run(main())
+        """
+    )
+    child = await Child.start("starter", [sys.executable, "-c", code], os.environ, asyncio.subprocess.PIPE)
+    assert child.output is not None
+    inner = int(await child.output.readline())
+    os.kill(child.pid, signal.SIGKILL)
+    assert gone(inner)
+    await child.stop(grace_s=1)
+
+
+def test_exits_are_told_in_words() -> None:
+    assert describe_exit(3) == "exited with status 3"
+    assert describe_exit(-9) == "killed by SIGKILL"
+    assert describe_exit(None) == "running"
