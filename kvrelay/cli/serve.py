@@ -61,7 +61,7 @@ def router(
     with reported():
         settings = load(config, router={"port": port}, model={"path": model})
         key, folder = read_key(key_file), model_path(settings.model.path)
-    from kvrelay.router.service import run_router
+    from kvrelay.router.runner import run_router
 
     def ready(api: str, control: str) -> None:
         _ready(f"router at {api}, workers register at {control}")

@@ -6,10 +6,9 @@ It registers only an engine that serves, says in every heartbeat whether it stil
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -23,13 +22,12 @@ from kvrelay.deploy.server import EngineServer, Sink, engine_server
 from kvrelay.deploy.weights import weights_digest
 from kvrelay.errors import Lost
 from kvrelay.feed import Feed
-from kvrelay.protocol import Heartbeat, Leaving, RegisterWorker
+from kvrelay.protocol import Heartbeat, RegisterWorker
+from kvrelay.race import until_one_ends
 from kvrelay.types import Engine, Role, Value, WorkerInfo
 
 _ENGINE_FILE_WAIT_S = 5.0
 _POLL_S = 0.05
-_GOODBYE_S = 0.2
-"""Time for the goodbye to leave this process."""
 
 
 class WorkerPlan(Value, frozen=True, kw_only=True):
@@ -63,9 +61,6 @@ class Worker:
     def heartbeat(self) -> Heartbeat:
         return Heartbeat(name=self.info.name, incarnation=self.info.incarnation, healthy=self.healthy)
 
-    def goodbye(self) -> Leaving:
-        return Leaving(name=self.info.name, incarnation=self.info.incarnation)
-
     async def watch(self, every_s: float) -> None:
         """Ask the engine for its health for ever."""
         while True:
@@ -94,10 +89,11 @@ async def run_worker(
             await engine.wait_serving(config.worker.start_wait_s)
             info = await _introduce(plan, incarnation, spec, engine_file)
             worker = Worker(info, engine)
-            async with _registered(worker, plan.routers, key, config.cluster.heartbeat_s) as feed:
-                if ready is not None:
-                    ready(info)
-                await _first_to_end(feed, worker.watch(config.cluster.heartbeat_s), engine.wait_death())
+            feed = _feed(worker, plan.routers, key, config.cluster.heartbeat_s)
+            if ready is not None:
+                ready(info)
+            # The feed says goodbye when it is cancelled, before the engine ends.
+            await until_one_ends(feed.run(), worker.watch(config.cluster.heartbeat_s), engine.wait_death())
 
 
 def worker_engine(config: Config, plan: WorkerPlan, incarnation: str, engine_file: Path) -> EngineSpec:
@@ -140,12 +136,8 @@ async def _read_engine(path: Path) -> Engine:
     return msgspec.json.decode(path.read_bytes(), type=Engine)
 
 
-@contextlib.asynccontextmanager
-async def _registered(
-    worker: Worker, routers: tuple[str, ...], key: bytes, heartbeat_s: float
-) -> AsyncIterator[asyncio.Task[None]]:
-    """The task that keeps the worker registered; on leaving the block, the routers are told goodbye."""
-    feed = Feed(
+def _feed(worker: Worker, routers: tuple[str, ...], key: bytes, heartbeat_s: float) -> Feed:
+    return Feed(
         routers,
         key,
         sender=worker.info.name,
@@ -153,26 +145,3 @@ async def _registered(
         heartbeat=worker.heartbeat,
         heartbeat_s=heartbeat_s,
     )
-    running = asyncio.create_task(feed.run())
-    try:
-        yield running
-    finally:
-        if not running.done():
-            feed.post(worker.goodbye())
-            await asyncio.sleep(_GOODBYE_S)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-
-
-async def _first_to_end(*parts: Awaitable[None]) -> None:
-    """Run ``parts`` together; the first that ends or fails ends all. None of them ends in good health."""
-    tasks = [asyncio.ensure_future(part) for part in parts]
-    try:
-        done, _pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-        raise Lost("a background task of the worker ended by itself")
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

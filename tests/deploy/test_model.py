@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvrelay.deploy import model
+from kvrelay.deploy.cache import models_root
 from kvrelay.deploy.tiny import make_tiny
 from kvrelay.errors import Lost, Misconfigured
 
@@ -49,7 +50,7 @@ def test_a_failed_download_says_what_went_wrong_and_leaves_nothing(
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
     with pytest.raises(Lost, match="pip could not download"):
         model.fetch()
-    assert [path.name for path in model.models_root().iterdir()] == [".lock"]
+    assert [path.name for path in models_root().iterdir()] == [".lock"]
 
 
 def test_a_fetched_model_is_whole_and_its_second_fetch_is_instant(fetched: Path) -> None:
@@ -60,7 +61,7 @@ def test_a_fetched_model_is_whole_and_its_second_fetch_is_instant(fetched: Path)
     assert model.fetch(lambda step, _fraction: steps.append(step)) == fetched
     assert time.monotonic() - started < 3
     assert steps == []
-    assert sorted(path.name for path in model.models_root().iterdir()) == [".lock", model.DEFAULT_MODEL]
+    assert sorted(path.name for path in models_root().iterdir()) == [".lock", model.DEFAULT_MODEL]
 
 
 def test_a_damaged_file_is_found_and_fetched_again(fetched: Path) -> None:
