@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from importlib.metadata import requires
+from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
@@ -12,8 +13,29 @@ from packaging.specifiers import SpecifierSet
 
 from requirements.lock import FOLDER, GROUPS, LEFT_OUT, canonical, locked, wanted
 
+ROOT = Path(__file__).resolve().parent.parent
+
 LINE = re.compile(r"#.*|-r base\.txt|[a-z0-9-]+==[a-z0-9.]+")
 """A comment, the include, or one exact public version: no host, no path, no local build."""
+
+
+PLACE = re.compile(
+    r"(index-url|find-links)[ =]+\S*:/" + r"/|python" + r"hosted\.|pypi" + r"\.org|download\.py" + r"torch"
+)
+"""An address of a package index; written in pieces, so that this file does not find itself."""
+TEXT = {".py", ".md", ".txt", ".toml", ".yml", ".svg", ""}
+SKIPPED = {".venv", ".git", "site", "build", "__pycache__"}
+
+
+def texts(root: Path) -> Iterator[Path]:
+    """Every text file of the repository that is not made by a tool."""
+    for path in sorted(root.iterdir()):
+        if path.name in SKIPPED or path.name.endswith(("_cache", ".egg-info")):
+            continue
+        if path.is_dir():
+            yield from texts(path)
+        elif path.suffix in TEXT:
+            yield path
 
 
 def needs(requirement: Requirement) -> Iterator[Requirement]:
@@ -70,6 +92,16 @@ def test_no_two_locks_disagree() -> None:
         for name, version in locked(group).items():
             versions.setdefault(name, set()).add(version)
     assert {name: found for name, found in versions.items() if len(found) > 1} == {}
+
+
+def test_no_file_names_a_package_index_or_this_machine() -> None:
+    found = [path for path in texts(ROOT) if PLACE.search(text := path.read_text()) or f"{ROOT}/" in text]
+    assert found == []
+
+
+@pytest.mark.parametrize("text", ["--index-url=https:" + "//x", "find-links file:" + "///x", "https://pypi" + ".org/x"])
+def test_an_address_of_an_index_is_found(text: str) -> None:
+    assert PLACE.search(text)
 
 
 def test_a_package_that_is_missing_or_too_old_is_found() -> None:

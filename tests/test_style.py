@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import pytest
 
-PACKAGE = Path(__file__).resolve().parent.parent / "kvrelay"
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("kvrelay", "docs", "benchmarks", "requirements")
 
 MAX_FUNCTION_LINES = 60
 MAX_MEDIAN_FUNCTION_LINES = 10
@@ -128,13 +129,14 @@ def median_function_lines(sources: list[Source]) -> float:
 # ---------------------------------------------------------------- the repository
 
 
+@pytest.mark.parametrize("folder", FOLDERS)
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_the_code_keeps_to_its_style(check: Callable[[Source], Iterator[str]]) -> None:
-    assert [problem for source in read(PACKAGE) for problem in check(source)] == []
+def test_the_code_keeps_to_its_style(check: Callable[[Source], Iterator[str]], folder: str) -> None:
+    assert [problem for source in read(ROOT / folder) for problem in check(source)] == []
 
 
 def test_the_median_function_is_short() -> None:
-    assert median_function_lines(read(PACKAGE)) <= MAX_MEDIAN_FUNCTION_LINES
+    assert median_function_lines(read(ROOT / "kvrelay")) <= MAX_MEDIAN_FUNCTION_LINES
 
 
 # ---------------------------------------------------------------- the checker
