@@ -66,6 +66,10 @@ class PageFormat(Value, frozen=True, kw_only=True):
         """How many pages ``tokens`` tokens need, the partial one included."""
         return -(-tokens // self.page_tokens)
 
+    def tokens_of(self, index: int, total_tokens: int) -> int:
+        """Valid tokens of page ``index`` of a prompt of ``total_tokens``."""
+        return min(self.page_tokens, total_tokens - index * self.page_tokens)
+
 
 class Fingerprint(Value, frozen=True, kw_only=True):
     """Everything about a worker that decides whether another may use its pages."""

@@ -48,8 +48,7 @@ class Incoming:
         """Valid tokens of a page of the prompt. Raises ``Malformed``."""
         if not 0 <= index < len(self.names):
             raise Malformed(f"{self.transfer.id} has no page {index}")
-        page_tokens = self.shelf.arena.format.page_tokens
-        return min(page_tokens, self.total_tokens - index * page_tokens)
+        return self.shelf.arena.format.tokens_of(index, self.total_tokens)
 
 
 @dataclass(slots=True)

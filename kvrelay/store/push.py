@@ -81,6 +81,8 @@ class Push:
             self._catalog.pin(page, now)
             self._pages[index] = page
             self._fresh.append(index)
+            if page.tokens != self._arena.format.tokens_of(index, self.transfer.total_tokens):
+                self.problem = f"page {index} has {page.tokens} tokens, which is not its place in the prompt"
 
     def holds(self, page: Page) -> bool:
         return any(held is page for held in self._pages.values())
