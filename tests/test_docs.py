@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -116,6 +118,23 @@ def test_every_metric_that_is_served_is_in_the_reference() -> None:
     named = {metric.name for path in (ROOT / "kvrelay").rglob("*.py") for metric in metrics_in(path.read_text())}
     assert "kvrelay_requests_total" in served
     assert {name for name in served if not name.endswith("_created")} <= named
+
+
+def test_the_example_of_a_store_without_vllm_runs(tmp_path: Path) -> None:
+    (example,) = (
+        fence["body"] for fence in FENCE.finditer((DOCS / "index.md").read_text()) if "StoreClient(" in fence[0]
+    )
+    (tmp_path / "key").write_bytes(b"k" * 32)
+    command = [sys.executable, "-m", "kvrelay", "store", "--socket", "store.sock", "--key-file", "key"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as store:
+        try:
+            assert store.stdout is not None
+            assert store.stdout.readline().startswith("kvrelay ready:")
+            script = [sys.executable, "-c", example]
+            done = subprocess.run(script, cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False)
+        finally:
+            store.terminate()
+    assert (done.stdout, done.stderr) == ("[True, False]\n", "")
 
 
 def test_every_page_is_in_the_navigation() -> None:
