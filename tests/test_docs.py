@@ -26,6 +26,8 @@ LINK = re.compile(r"!?\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 HEADING = re.compile(r"^#+ (?P<title>.+)$", re.MULTILINE)
 FENCE = re.compile(r"```(?P<language>\w*)\n(?P<body>.*?)```", re.DOTALL)
 INLINE = re.compile(r"(?<!`)`(?P<command>(?:kvrelay|make) [^`]+)`(?!`)")
+CODE = re.compile(r"(?<!`)`([^`]+)`(?!`)")
+SNAKE = re.compile(r"\b[a-z0-9]+(?:_[a-z0-9]+)+\b")
 NAV_PAGE = re.compile(r"^ +- .*: (?P<page>\S+\.md)$", re.MULTILINE)
 
 
@@ -45,6 +47,11 @@ def broken_links(path: Path) -> Iterator[str]:
             yield f"{path.name}: {match['target']}"
         elif wanted and wanted not in {anchor(heading["title"]) for heading in HEADING.finditer(file.read_text())}:
             yield f"{path.name}: no heading {match['target']}"
+
+
+def words_in(text: str) -> set[str]:
+    """Every snake_case word in inline code: keys, counts, fields, files."""
+    return {word for code in CODE.findall(FENCE.sub("", text)) for word in SNAKE.findall(code)}
 
 
 def commands_in(text: str) -> Iterator[list[str]]:
@@ -100,6 +107,13 @@ def test_links_resolve(path: Path) -> None:
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_commands_that_are_named_exist(path: Path) -> None:
     assert [problem for words in commands_in(path.read_text()) if (problem := problem_with(words))] == []
+
+
+def test_names_that_are_told_are_in_the_code() -> None:
+    places = [*(ROOT / "kvrelay").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]
+    code = "\n".join(f"{place.stem}\n{place.read_text()}" for place in places)
+    told = {word for path in TEXTS if path.parent != FOLDER for word in words_in(path.read_text())}
+    assert {word for word in told if word not in code} == set()
 
 
 def test_the_readme_shows_the_two_commands() -> None:
@@ -177,6 +191,11 @@ def test_the_whole_command_line_is_read() -> None:
         ["kvrelay", "ask", "a b", "--max-tokens", "3"],
         ["kvrelay", "up", "--prefill", "2"],
     ]
+
+
+def test_names_are_read_out_of_inline_code_only() -> None:
+    text = "load_bad `load_good` and `store.arena_bytes`\n```sh\nmake_it\n```\n"
+    assert words_in(text) == {"load_good", "arena_bytes"}
 
 
 def test_metrics_are_found_however_they_are_written() -> None:
