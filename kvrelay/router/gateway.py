@@ -24,7 +24,7 @@ from kvrelay.router.telemetry import Telemetry
 log = logging.getLogger("kvrelay.router")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-_ID = "kvrelay_request_id"
+_ID = web.RequestKey("kvrelay_request_id", str)
 
 
 class Gateway:
@@ -84,7 +84,7 @@ class Gateway:
             return _failed(_http_failure(error, http))
         except ConnectionError:
             raise
-        except Exception:  # the border: a bug becomes a clean 500 and a line in the log
+        except Exception:  # border: a bug becomes a clean 500 and a line in the log
             log.exception("request %s failed", http[_ID])
             return _failed(unexpected())
 

@@ -50,19 +50,19 @@ def _salted(salt: str) -> dict[str, object]:
     return {"cache_salt": salt} if salt else {}
 
 
-class _Details(msgspec.Struct):
+class _Details(msgspec.Struct, frozen=True):
     cached_tokens: int | None = None
 
 
-class _Usage(msgspec.Struct):
+class _Usage(msgspec.Struct, frozen=True):
     prompt_tokens_details: _Details | None = None
 
 
-class _Choice(msgspec.Struct):
+class _Choice(msgspec.Struct, frozen=True):
     finish_reason: str | None = None
 
 
-class _PrefillAnswer(msgspec.Struct):
+class _PrefillAnswer(msgspec.Struct, frozen=True):
     choices: list[_Choice]
     usage: _Usage = _Usage()
 

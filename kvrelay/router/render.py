@@ -3,6 +3,7 @@ rendering is the worker's. It must never trust the router's own once a worker's 
 
 from __future__ import annotations
 
+import logging
 from enum import StrEnum
 
 import msgspec
@@ -13,6 +14,8 @@ from kvrelay.router.request import ClientRequest, Kind
 from kvrelay.router.tokens import Tokens
 from kvrelay.router.upstream import MAX_ERROR_BYTES, Upstream
 from kvrelay.types import WorkerInfo
+
+log = logging.getLogger("kvrelay.router")
 
 _NOT_OFFERED = frozenset({401, 403, 404, 405, 501})
 """Statuses of a worker without ``--enable-scale-out``."""
@@ -89,6 +92,8 @@ class Renderer:
         for kind in Kind:
             if self.trust[kind] is not Trust.DIFFERS:
                 self.trust[kind] = await self._compare(kind, worker)
+            if self.trust[kind] is Trust.DIFFERS:
+                log.warning("%s renders a %s otherwise than this router; workers render from now on", worker.name, kind)
 
     async def _compare(self, kind: Kind, worker: WorkerInfo) -> Trust:
         probes = _CHATS if kind is Kind.CHAT else _TEXTS

@@ -1,0 +1,256 @@
+"""The brain with a clock made of numbers: what it chooses, reserves and commands."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from kvrelay.errors import Overloaded
+from kvrelay.fleet.brain import Brain
+from kvrelay.fleet.flight import AbandonDecode, AbandonPrefill, Ask, DispatchDecode, Plan, SendPrefill
+from kvrelay.identity import name_pages, root_name
+from kvrelay.policy.route import Path
+from kvrelay.protocol import Heartbeat, TransferEvent
+from kvrelay.types import PageName, RequestFacts, Role, Stage
+from tests.fleet.values import fingerprint, store, worker
+
+
+def ask(
+    name: str = "r1", prompts: tuple[int, ...] = (100,), *, names: tuple[PageName, ...] = (), **more: object
+) -> Ask:
+    pages = (names,) * len(prompts) if names else ()
+    facts = RequestFacts(request_id=name, model="tiny", prompt_tokens=prompts, max_tokens=16, page_names=pages)
+    return Ask(facts=facts, received_s=0.0, **more)  # type: ignore[arg-type]
+
+
+def fleet(prefill: int = 1, decode: int = 1, both: int = 0) -> Brain:
+    brain = Brain(dead_after_s=2.0, transfer_wait_s=10.0)
+    brain.register_store(store(), 0.0)
+    for role, count in ((Role.PREFILL, prefill), (Role.DECODE, decode), (Role.BOTH, both)):
+        for number in range(count):
+            brain.register_worker(worker(f"{role.value}-{number}", role), 0.0)
+    return brain
+
+
+def says(transfer: str, stage: Stage) -> TransferEvent:
+    return TransferEvent(store="s1", transfer=transfer, stage=stage)
+
+
+def begin(brain: Brain, asked: Ask, now: float = 0.0) -> Plan:
+    plan = brain.begin(asked, now)
+    for _ in plan.prefills:
+        brain.prefill_sent(asked.facts.request_id, now)
+    return plan
+
+
+def test_eight_requests_at_once_are_spread_over_eight_idle_workers() -> None:
+    brain = fleet(prefill=8, decode=8)
+    plans = [begin(brain, ask(f"r{number}")) for number in range(8)]
+    assert max(Counter(plan.prefills[0].worker for plan in plans).values()) == 1
+    decoders = Counter(brain.decode_order(f"r{number}", 0.0).worker for number in range(8))
+    assert max(decoders.values()) == 1
+    brain.check_invariants()
+
+
+def test_what_is_reserved_at_begin_is_given_back_at_finish() -> None:
+    brain = fleet()
+    begin(brain, ask(prompts=(100, 50)))
+    assert (brain.loads.queued_tokens["prefill-0"], brain.loads.kv_tokens["decode-0"]) == (150, 166)
+    brain.check_invariants()
+    brain.finish("r1", status=200, output_tokens=3, now=1.0)
+    assert repr(brain.loads) == "<Loads 0 prefill legs, 0 sequences>"
+    brain.check_invariants()
+
+
+def test_a_broken_sum_is_noticed() -> None:
+    brain = fleet()
+    begin(brain, ask())
+    brain.loads.queued_tokens["prefill-0"] -= 1
+    with pytest.raises(AssertionError, match="reserved"):
+        brain.check_invariants()
+
+
+def test_a_prompt_goes_where_its_prefix_went_until_that_queue_is_longer() -> None:
+    brain = fleet(prefill=2)
+    names = tuple(name_pages(root_name(fingerprint()), range(100), 4))
+    chosen = []
+    for number in range(3):
+        chosen.append(begin(brain, ask(f"r{number}", names=names)).prefills[0].worker)
+        brain.prefill_finished(f"r{number}", 0, 0, 0.0)
+    assert len(set(chosen)) == 1
+    other = begin(brain, ask("other", (1000,))).prefills[0].worker
+    assert other != chosen[0]
+    begin(brain, ask("big", (5000,)))
+    assert begin(brain, ask("last", names=names)).prefills[0].worker in [*chosen, other]
+    brain.check_invariants()
+
+
+def test_a_restarted_worker_is_not_thought_to_hold_anything() -> None:
+    brain = fleet(prefill=2)
+    names = tuple(name_pages(root_name(fingerprint()), range(100), 4))
+    first = begin(brain, ask("r0", names=names)).prefills[0].worker
+    brain.finish("r0", status=200, output_tokens=1, now=0.0)
+    brain.register_worker(worker(first, Role.PREFILL, incarnation="i2"), 1.0)
+    assert brain.index.prefix(first, "i2", names) == 0
+    assert brain.index.prefix(first, "i1", names) == 0
+
+
+@pytest.mark.parametrize("stage", [Stage.LAST_CHUNK, Stage.FAILED])
+def test_d_is_dispatched_once_and_when_nothing_is_gained_by_waiting(stage: Stage) -> None:
+    brain = fleet()
+    transfer = begin(brain, ask()).prefills[0].transfer
+    assert brain.transfer_event(says(transfer, Stage.STARTED), 0.1) == []
+    assert brain.transfer_event(says(transfer, stage), 0.2) == [DispatchDecode(request_id="r1")]
+    assert brain.transfer_event(says(transfer, stage), 0.3) == []
+    assert brain.prefill_finished("r1", 0, 5, 0.4) == []
+    assert brain.cached_tokens("r1") == 5
+
+
+def test_d_waits_for_the_last_chunk_of_every_prompt() -> None:
+    brain = fleet()
+    first, second = begin(brain, ask(prompts=(10, 20))).prefills
+    assert brain.transfer_event(says(first.transfer, Stage.LAST_CHUNK), 0.1) == []
+    assert brain.prefill_finished("r1", second.index, 0, 0.2) == [DispatchDecode(request_id="r1")]
+    assert set(brain.decode_order("r1", 0.3).transfers) == {first.transfer, second.transfer}
+
+
+def test_a_failed_prefill_goes_to_each_other_p_once_and_then_to_d() -> None:
+    brain = fleet(prefill=2)
+    plan = begin(brain, ask())
+    (again,) = brain.prefill_failed("r1", 0, 0.1)
+    assert isinstance(again, SendPrefill)
+    assert again.order.worker != plan.prefills[0].worker
+    assert again.order.transfer != plan.prefills[0].transfer
+    assert brain.prefill_failed("r1", 0, 0.2) == [DispatchDecode(request_id="r1")]
+    assert brain.decode_order("r1", 0.3).transfers == ()
+    assert brain.cached_tokens("r1") is None
+    assert brain.loads.prefill_legs.total() == 0
+
+
+def test_a_prefill_that_fails_after_d_was_asked_is_not_sent_again() -> None:
+    brain = fleet(prefill=2)
+    transfer = begin(brain, ask()).prefills[0].transfer
+    brain.transfer_event(says(transfer, Stage.LAST_CHUNK), 0.1)
+    assert brain.prefill_failed("r1", 0, 0.2) == []
+    # D may hold some of its pages, so D's own count would be too high.
+    assert brain.cached_tokens("r1") == 0
+    assert brain.decode_order("r1", 0.3).transfers == (transfer,)
+
+
+def test_silence_of_p_has_an_end() -> None:
+    brain = fleet()
+    transfer = begin(brain, ask()).prefills[0].transfer
+    brain.transfer_event(says(transfer, Stage.STARTED), 9.0)
+    for member in (worker("prefill-0", Role.PREFILL), worker("decode-0", Role.DECODE)):
+        brain.heartbeat(member, Heartbeat(name=member.name, incarnation="i1", healthy=True), 18.9)
+    assert brain.tick(18.9) == []
+    assert brain.tick(19.1) == [DispatchDecode(request_id="r1")]
+    assert brain.tick(19.2) == []
+
+
+def test_a_silent_worker_loses_its_prefills_but_keeps_its_streams() -> None:
+    brain = fleet()
+    begin(brain, ask())
+    assert brain.tick(2.0) == []
+    assert brain.tick(2.1) == [AbandonPrefill(request_id="r1", index=0)]
+    assert brain.tick(2.2) == []
+
+
+@pytest.mark.parametrize("how", ["leaves", "is reborn"])
+def test_a_worker_that_is_surely_gone_loses_everything(how: str) -> None:
+    brain = fleet()
+    begin(brain, ask())
+    if how == "leaves":
+        commands = brain.leaving(worker("decode-0", Role.DECODE)) + brain.leaving(worker("prefill-0", Role.PREFILL))
+    else:
+        commands = brain.register_worker(worker("decode-0", Role.DECODE, incarnation="i2"), 0.1)
+        commands += brain.register_worker(worker("prefill-0", Role.PREFILL, incarnation="i2"), 0.1)
+    assert commands == [AbandonDecode(request_id="r1"), AbandonPrefill(request_id="r1", index=0)]
+
+
+def test_a_goodbye_of_an_old_incarnation_changes_nothing() -> None:
+    brain = fleet()
+    brain.register_worker(worker("decode-0", Role.DECODE, incarnation="i2"), 0.1)
+    assert brain.leaving(worker("decode-0", Role.DECODE, incarnation="i1")) == []
+    assert begin(brain, ask(), 0.2).path is Path.REMOTE_PREFILL
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "both", "path", "reason"),
+    [
+        (1, 1, 0, Path.REMOTE_PREFILL, ""),
+        (0, 1, 0, Path.LOCAL, "colocated"),
+        (0, 0, 2, Path.LOCAL, "colocated"),
+        (1, 0, 1, Path.REMOTE_PREFILL, ""),
+    ],
+)
+def test_roles_decide_whether_a_request_is_split(prefill: int, decode: int, both: int, path: Path, reason: str) -> None:
+    plan = begin(fleet(prefill, decode, both), ask())
+    assert (plan.path, plan.local_reason) == (path, reason)
+
+
+def test_a_both_worker_prefills_for_a_decode_worker() -> None:
+    brain = fleet(prefill=0, decode=1, both=1)
+    plans = [begin(brain, ask(f"r{number}")) for number in range(4)]
+    orders = [order.worker for plan in plans for order in plan.prefills]
+    assert orders
+    assert set(orders) == {"both-0"}
+
+
+def test_a_dead_store_means_no_hand_off() -> None:
+    brain = fleet()
+    brain.fleet.stores.leave("s1", "i1")
+    plan = begin(brain, ask())
+    assert (plan.path, plan.local_reason) == (Path.LOCAL, "no_pair")
+
+
+def test_too_many_prompts_are_not_split() -> None:
+    assert begin(fleet(), ask(prompts=(1,) * 65)).local_reason == "many_prompts"
+    assert begin(fleet(), ask(prompts=(1,) * 64)).local_reason == ""
+
+
+def test_without_a_worker_that_decodes_nobody_gets_in() -> None:
+    brain = fleet(prefill=1, decode=0)
+    with pytest.raises(Overloaded, match="no worker that can write answers"):
+        brain.begin(ask(), 0.0)
+    assert brain.in_flight == 0
+    brain.check_invariants()
+
+
+def test_each_d_is_tried_once() -> None:
+    brain = fleet(prefill=0, decode=3)
+    begin(brain, ask())
+    seen = [brain.decode_order("r1", 0.0).worker]
+    while brain.decode_refused("r1", 0.1):
+        seen.append(brain.decode_order("r1", 0.1).worker)
+        brain.check_invariants()
+    assert sorted(seen) == ["decode-0", "decode-1", "decode-2"]
+
+
+def test_ten_thousand_requests_with_faults_leave_nothing_behind() -> None:
+    brain, chance = fleet(prefill=3, decode=3), random.Random(1)
+    open_requests: list[tuple[str, Plan]] = []
+    for number in range(10_000):
+        name = f"r{number}"
+        open_requests.append((name, begin(brain, ask(name, (chance.randint(1, 500),) * chance.randint(1, 2)))))
+        for order in open_requests[-1][1].prefills:
+            fate = chance.random()
+            if fate < 0.1:
+                brain.prefill_failed(name, order.index, 0.0)
+            elif fate < 0.6:
+                brain.transfer_event(says(order.transfer, chance.choice(list(Stage))), 0.0)
+            elif fate < 0.9:
+                brain.prefill_finished(name, order.index, 3, 0.0)
+        if chance.random() < 0.1:
+            brain.decode_refused(name, 0.0)
+        if len(open_requests) > 50:
+            done, _ = open_requests.pop(chance.randrange(50))
+            brain.finish(done, status=200, output_tokens=1, now=0.0)
+    brain.check_invariants()
+    for name, _ in open_requests:
+        brain.finish(name, status=499, output_tokens=0, now=0.0)
+    brain.check_invariants()
+    assert (brain.in_flight, repr(brain.loads)) == (0, "<Loads 0 prefill legs, 0 sequences>")
+    assert repr(brain.ledger).startswith("<Ledger 1000/1000")

@@ -1,0 +1,48 @@
+"""What an operator is told."""
+
+from __future__ import annotations
+
+from kvrelay.fleet.brain import Brain
+from kvrelay.fleet.health import examine
+from kvrelay.types import Role
+from tests.fleet.values import store, worker
+
+
+def brain() -> Brain:
+    made = Brain(dead_after_s=2.0, transfer_wait_s=10.0)
+    made.register_store(store(), 0.0)
+    return made
+
+
+def test_without_anybody_who_decodes_it_is_unavailable_and_says_what_to_start() -> None:
+    fleet = brain()
+    fleet.register_worker(worker("p", Role.PREFILL), 0.0)
+    health = examine(fleet, 0.0)
+    assert (health.status, health.serving) == ("unavailable", False)
+    assert "start one" in health.why
+
+
+def test_a_split_pair_is_ok_until_its_workers_fall_silent() -> None:
+    fleet = brain()
+    fleet.register_worker(worker("p", Role.PREFILL), 0.0)
+    fleet.register_worker(worker("d", Role.DECODE), 0.0)
+    assert (examine(fleet, 1.0).status, examine(fleet, 1.0).unpaired) == ("ok", [])
+    silent = examine(fleet, 3.0)
+    assert silent.status == "unavailable"
+    assert [row["ready"] for row in silent.workers + silent.stores] == [False, False, False]
+
+
+def test_workers_that_cannot_exchange_are_named_with_the_field() -> None:
+    fleet = brain()
+    fleet.register_worker(worker("p", Role.PREFILL, weights="a"), 0.0)
+    fleet.register_worker(worker("d", Role.DECODE, weights="b"), 0.0)
+    health = examine(fleet, 0.0)
+    assert (health.status, health.serving) == ("degraded", True)
+    assert health.unpaired == [{"prefill": "p", "decode": "d", "reason": "fingerprint.weights"}]
+
+
+def test_colocated_workers_are_not_called_unpaired() -> None:
+    fleet = brain()
+    for name in ("b1", "b2"):
+        fleet.register_worker(worker(name), 0.0)
+    assert examine(fleet, 0.0).status == "ok"

@@ -1,0 +1,56 @@
+"""Timelines: what is kept, for how long, and what is computed from it."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvrelay.fleet.ledger import Ledger, Timeline
+from kvrelay.protocol import TransferEvent
+from kvrelay.types import Stage
+
+
+def timeline(name: str = "r1", **events: float) -> Timeline:
+    line = Timeline(name, "", 10.0)
+    line.events |= events
+    return line
+
+
+@pytest.mark.parametrize(
+    ("started", "computed", "loaded", "hidden", "exposed"),
+    [(1.0, 2.0, 2.5, 1.0, 0.5), (1.0, 2.0, 2.0, 1.0, 0.0), (1.0, 2.0, 1.5, 0.5, 0.0), (2.0, 2.0, 3.0, 0.0, 1.0)],
+)
+def test_what_lies_after_the_prefill_is_exposed_and_the_rest_is_hidden(
+    started: float, computed: float, loaded: float, hidden: float, exposed: float
+) -> None:
+    line = timeline(prefill_started=started, prefill_finished=computed, loaded=loaded)
+    assert (line.hidden_s(), line.exposed_s()) == (hidden, exposed)
+
+
+def test_what_is_not_known_is_left_out() -> None:
+    report = timeline(loaded=3.0).report()
+    assert report["transfer"] == {"bytes": 0, "seconds": 0.0, "loaded_tokens": 0}
+    assert "transfer" not in timeline().report()
+    assert "prefill_worker" not in timeline().report()
+    assert "status" not in timeline().report()
+
+
+def test_events_of_several_legs_keep_the_first_start_and_the_last_end() -> None:
+    line = timeline()
+    for now in (11.0, 12.0):
+        for stage in (Stage.STARTED, Stage.LAST_CHUNK, Stage.ARRIVED, Stage.LOADED):
+            event = TransferEvent(store="s", transfer="t", stage=stage, bytes=5, seconds=now, tokens=7)
+            line.note(event, now)
+    assert line.events == {"received": 0.0, "prefill_started": 1.0, "last_chunk": 2.0, "arrived": 2.0, "loaded": 2.0}
+    assert (line.transfer.bytes, line.transfer.seconds, line.transfer.loaded_tokens) == (10, 12.0, 14)
+
+
+def test_the_last_requests_are_kept_and_their_transfers_with_them() -> None:
+    ledger = Ledger(kept=2)
+    for number in range(4):
+        ledger.open(timeline(f"r{number}"))
+        ledger.own(f"r{number}", f"t{number}")
+    assert [ledger.get(f"r{number}") is not None for number in range(4)] == [False, False, True, True]
+    assert [ledger.of_transfer(f"t{number}") is not None for number in range(4)] == [False, False, True, True]
+    ledger.own("r0", "late")
+    assert ledger.of_transfer("late") is None
+    assert repr(ledger) == "<Ledger 2/2, 2 transfers>"

@@ -1,0 +1,85 @@
+"""Leases, incarnations, goodbyes and pairs."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvrelay.errors import Malformed
+from kvrelay.fleet.workers import FORGET_S, MAX_MEMBERS, Fleet, Handoff, NoHandoff, Roster
+from kvrelay.types import Role, WorkerInfo
+from tests.fleet.values import store, worker
+
+
+def roster() -> Roster[WorkerInfo]:
+    members: Roster[WorkerInfo] = Roster(dead_after_s=2.0)
+    members.register(worker("w"), 0.0)
+    return members
+
+
+@pytest.mark.parametrize(("now", "usable"), [(0.0, True), (2.0, True), (2.01, False)])
+def test_a_lease_lasts_as_long_as_it_says(now: float, usable: bool) -> None:
+    assert roster().is_usable("w", now) is usable
+
+
+def test_a_heartbeat_renews_the_lease_and_brings_a_silent_member_back() -> None:
+    members = roster()
+    assert [info.name for info in members.expire(5.0)] == ["w"]
+    assert members.expire(5.1) == []
+    members.hear("w", "i1", healthy=True, counts={}, now=6.0)
+    assert members.is_usable("w", 7.0)
+    assert [info.name for info in members.expire(9.0)] == ["w"]
+
+
+def test_an_unhealthy_member_is_alive_but_gets_no_work() -> None:
+    members = roster()
+    members.hear("w", "i1", healthy=False, counts={}, now=1.0)
+    assert not members.is_usable("w", 1.0)
+    assert members.expire(1.0) == []
+
+
+def test_heartbeats_of_old_incarnations_and_strangers_are_counted_and_ignored() -> None:
+    members = roster()
+    assert members.register(worker("w", incarnation="i2"), 0.0)
+    assert not members.register(worker("w", incarnation="i2"), 0.0)
+    members.hear("w", "i1", healthy=True, counts={}, now=9.0)
+    members.hear("x", "i1", healthy=True, counts={}, now=9.0)
+    assert members.stale_heartbeats == 2
+    assert not members.is_usable("w", 9.0)
+
+
+def test_who_says_goodbye_is_gone_at_once() -> None:
+    members = roster()
+    assert members.leave("w", "i1")
+    assert not members.is_usable("w", 0.0)
+    assert members.expire(9.0) == []
+
+
+def test_the_long_dead_are_forgotten_and_their_number_is_bounded() -> None:
+    members = roster()
+    members.expire(5.0)
+    members.expire(FORGET_S + 1)
+    assert len(members) == 0
+    for number in range(MAX_MEMBERS):
+        members.register(worker(f"w{number}"), 0.0)
+    with pytest.raises(Malformed, match="stop some"):
+        members.register(worker("one more"), 0.0)
+    members.register(worker("w0"), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "expected"),
+    [
+        (worker("p", Role.PREFILL), worker("d", Role.DECODE), Handoff(push_to=None)),
+        (worker("p", Role.PREFILL), worker("d", Role.DECODE, store="s2"), Handoff(push_to="127.0.0.1:9002")),
+        (worker("p", Role.PREFILL), worker("d", Role.BOTH), Handoff(push_to=None)),
+        (worker("p", Role.BOTH), worker("d", Role.BOTH), NoHandoff(reason="colocated")),
+        (worker("p", Role.BOTH), worker("p", Role.BOTH), NoHandoff(reason="colocated")),
+        (worker("p", Role.PREFILL, weights="x"), worker("d", Role.DECODE), NoHandoff(reason="fingerprint.weights")),
+        (worker("p", Role.PREFILL), worker("d", Role.DECODE, store="s9"), NoHandoff(reason="store s9 is not ready")),
+    ],
+)
+def test_pairs(prefill: WorkerInfo, decode: WorkerInfo, expected: Handoff | NoHandoff) -> None:
+    fleet = Fleet(dead_after_s=2.0)
+    fleet.stores.register(store("s1", "127.0.0.1:9001"), 0.0)
+    fleet.stores.register(store("s2", "127.0.0.1:9002"), 0.0)
+    assert fleet.pair(prefill, decode, 1.0) == expected

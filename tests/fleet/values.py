@@ -1,0 +1,47 @@
+"""Workers and stores as values, for tests of the brain and of the router."""
+
+from __future__ import annotations
+
+from kvrelay.identity import NAMING_VERSION
+from kvrelay.types import Engine, Fingerprint, PageFormat, Role, StoreInfo, WorkerInfo
+
+
+def fingerprint(weights: str = "w1", dtype: str = "bfloat16") -> Fingerprint:
+    fmt = PageFormat(layers=2, kv_heads=1, head_dim=8, dtype=dtype, page_tokens=4)
+    return Fingerprint(weights=weights, weights_epoch=0, format=fmt, naming=NAMING_VERSION, engine="vllm 0.32.0")
+
+
+def engine(weights: str = "w1", *, kv_tokens: int = 4096, max_model_len: int = 512) -> Engine:
+    return Engine(
+        fingerprint=fingerprint(weights),
+        kv_tokens=kv_tokens,
+        block_tokens=16,
+        max_model_len=max_model_len,
+        max_batched_tokens=64,
+    )
+
+
+def worker(
+    name: str,
+    role: Role = Role.BOTH,
+    *,
+    url: str = "http://127.0.0.1:1",
+    store: str = "s1",
+    weights: str = "w1",
+    incarnation: str = "i1",
+    model: str = "tiny",
+    kv_tokens: int = 4096,
+) -> WorkerInfo:
+    return WorkerInfo(
+        name=name,
+        incarnation=incarnation,
+        role=role,
+        url=url,
+        model=model,
+        store=store,
+        engine=engine(weights, kv_tokens=kv_tokens),
+    )
+
+
+def store(name: str = "s1", address: str = "127.0.0.1:9001", incarnation: str = "i1") -> StoreInfo:
+    return StoreInfo(name=name, incarnation=incarnation, address=address, capacity_bytes=1 << 20)

@@ -1,0 +1,250 @@
+"""What a client may do wrong, may not do, and may stop doing."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvrelay.config import RouterConfig
+from kvrelay.types import Role, Stage
+from tests.fleet.values import store
+from tests.router.cluster import Cluster, until
+
+ROUTES = ("/v1/completions", "/v1/chat/completions")
+CHAT = [{"role": "user", "content": "Hello"}]
+
+
+WRONG = [
+    (ROUTES, b"", "empty"),
+    (ROUTES, b"   ", "empty"),
+    (ROUTES, b"{", "valid JSON"),
+    (ROUTES, b"\xff", "valid JSON"),
+    (ROUTES, b"[" * 100_000, "JSON"),
+    (ROUTES, b"[]", "JSON object"),
+    (ROUTES, b"null", "JSON object"),
+    (ROUTES, b'{"messages":[],"model":3}', "model must be a string"),
+    (ROUTES, b'{"messages":[],"stream":"yes"}', "stream must be true or false"),
+    (ROUTES, b'{"messages":[],"n":0}', "n must be between"),
+    (ROUTES, b'{"messages":[],"n":true}', "n must be an integer"),
+    (ROUTES, b'{"messages":[],"max_tokens":"9"}', "max_tokens must be an integer"),
+    (ROUTES[:1], b'{"model":"tiny"}', "prompt must be a string"),
+    (ROUTES[:1], b'{"prompt":5}', "prompt must be a string"),
+    (ROUTES[:1], b'{"prompt":[1,"a"]}', "prompt must be a string"),
+    (ROUTES[:1], b'{"prompt":[true]}', "prompt must be a string"),
+    (ROUTES[:1], b'{"prompt":[[1],[]]}', "prompt must be a string"),
+    (ROUTES[:1], b'{"prompt":[-1]}', "token ids in prompt"),
+    (ROUTES[:1], b'{"prompt":[4294967296]}', "token ids in prompt"),
+    (ROUTES[1:], b'{"model":"tiny"}', "messages must be a list"),
+    (ROUTES[1:], b'{"messages":"hi"}', "messages must be a list"),
+    (ROUTES[1:], b'{"messages":[{"content":"no role"}]}', "role is missing"),
+]
+
+
+@pytest.mark.parametrize(
+    ("route", "data", "says"), [(route, data, says) for routes, data, says in WRONG for route in routes]
+)
+async def test_wrong_bodies_are_400_and_say_what_is_wrong(cluster: Cluster, route: str, data: bytes, says: str) -> None:
+    await cluster.split()
+    async with cluster.http.post(route, data=data) as response:
+        answer = await response.json()
+    assert response.status == 400, answer
+    assert says in answer["error"]["message"]
+    assert answer["error"]["code"] == 400
+    assert response.headers["x-request-id"].startswith("req-")
+
+
+@pytest.mark.parametrize("route", ROUTES)
+async def test_an_unknown_model_is_404_and_named(cluster: Cluster, route: str) -> None:
+    await cluster.split()
+    body = {"model": "gone", "prompt": "x", "messages": CHAT}
+    status, answer, _ = await cluster.post(route, body)
+    assert (status, answer["error"]["param"]) == (404, "model")
+    assert "'gone'" in answer["error"]["message"]
+    assert "tiny" in answer["error"]["message"]
+
+
+async def test_a_request_that_names_no_model_gets_the_only_one(cluster: Cluster) -> None:
+    await cluster.split()
+    status, _, _ = await cluster.post("/v1/completions", {"prompt": "Hello, you"})
+    assert status == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/", 404),
+        ("POST", "/v1/embeddings", 404),
+        ("POST", "/reset_prefix_cache", 404),
+        ("POST", "/inference/v1/generate", 404),
+        ("POST", "/v1/completions/render", 404),
+        ("GET", "/v1/completions", 405),
+        ("POST", "/v1/completions/../../reset_prefix_cache", 404),
+        ("GET", "/kvrelay/requests/req-unknown", 404),
+    ],
+)
+async def test_routes_that_are_not_served_do_not_exist(cluster: Cluster, method: str, path: str, status: int) -> None:
+    prefill, decode = await cluster.split()
+    async with cluster.http.request(method, path, json={}) as response:
+        answer = await response.json()
+    assert response.status == status
+    assert answer["error"]["code"] == status
+    assert response.headers["x-request-id"]
+    assert [path for path, _ in prefill.calls + decode.calls if "render" not in path] == []
+
+
+async def test_the_models_are_those_of_the_workers(cluster: Cluster) -> None:
+    await cluster.split()
+    async with cluster.http.get("/v1/models") as response:
+        assert [model["id"] for model in (await response.json())["data"]] == ["tiny"]
+
+
+async def test_a_body_over_the_limit_is_a_json_413(model_folder: Path) -> None:
+    async with Cluster(model_folder, RouterConfig(port=0, control_port=0, max_body_bytes=1000)) as cluster:
+        await cluster.split()
+        await cluster.complete(user="u" * 900)
+
+        async def pieces() -> Any:
+            for _ in range(20):
+                yield b" " * 100
+
+        for data in (b" " * 1001, b" " * 5_000_000, pieces()):
+            async with cluster.http.post("/v1/completions", data=data) as response:
+                assert response.status == 413
+                assert "1000 bytes" in (await response.json())["error"]["message"]
+
+
+FOREIGN = {"kvrelay": {"type": "PrefillLeg", "transfer": "t", "push_to": "10.0.0.1:1"}, "prompt_token_ids": [1]}
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("role", [Role.BOTH, Role.DECODE])
+@pytest.mark.parametrize("value", [{}, None, "x", 7, [], FOREIGN, {"do_remote_prefill": True}])
+async def test_transfer_fields_and_salts_of_clients_are_stripped_wherever_they_hide(
+    cluster: Cluster, route: str, role: Role, value: object
+) -> None:
+    await cluster.join(store())
+    if role is Role.DECODE:
+        await cluster.add("p1", Role.PREFILL)
+    decode = await cluster.add("d1", role)
+    smuggled = {"kv_transfer_params": value, "cache_salt": "mine", "ec_transfer_params": value, "kvrelay": value}
+    body = {"model": "tiny", "prompt": "Hello, you", "messages": CHAT} | smuggled
+    body["extra_body"] = {"deep": [dict(smuggled)], **smuggled}
+    body["vllm_xargs"] = {"kvrelay_replay": [1], "kv_transfer_params": "x", "harmless": 1}
+    status, answer, _ = await cluster.post(route, body)
+    assert status == 200, answer
+    (seen,) = decode.bodies(route)
+    params = seen.pop("kv_transfer_params", {"kvrelay": {"type": "DecodeLeg"}})
+    assert params["kvrelay"]["type"] == "DecodeLeg"
+    assert params.get("prompt_token_ids") != [1]
+    assert seen.pop("extra_body") == {"deep": [{}]}
+    assert seen.pop("vllm_xargs") == {"harmless": 1}
+    assert not seen.keys() & smuggled.keys()
+
+
+async def test_a_tool_may_have_a_parameter_called_cache_salt(cluster: Cluster) -> None:
+    _, decode = await cluster.split()
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"cache_salt": {}}}}}]
+    await cluster.post("/v1/chat/completions", {"model": "tiny", "messages": CHAT, "tools": tools})
+    assert decode.bodies("/v1/chat/completions")[0]["tools"] == tools
+
+
+async def test_only_holders_of_a_key_get_in_and_each_tenant_has_its_salt(model_folder: Path) -> None:
+    config = RouterConfig(port=0, control_port=0, api_keys=("acme:k1", "acme:k2", "zoo:k3", "bare"))
+    async with Cluster(model_folder, config) as cluster:
+        prefill, decode = await cluster.split()
+        for headers in ({}, {"authorization": "Bearer nope"}, {"authorization": "Basic k1"}, {"authorization": "k1"}):
+            for path in (*ROUTES, "/kvrelay/requests/x"):
+                method = "GET" if path.startswith("/kvrelay") else "POST"
+                async with cluster.http.request(method, path, headers=headers, json={}) as response:
+                    assert response.status == 401
+                    assert "Bearer" in (await response.json())["error"]["message"]
+        for key in ("k1", "k2", "k3", "bare"):
+            body = {"model": "tiny", "prompt": "Hello, you", "cache_salt": "stolen"}
+            status, _, replied = await cluster.post("/v1/completions", body, headers={"authorization": f"Bearer {key}"})
+            assert status == 200
+        salts = [body["cache_salt"] for body in prefill.bodies()]
+        assert salts == [body["cache_salt"] for body in decode.bodies()]
+        assert salts[0] == salts[1]
+        assert len(set(salts)) == 3
+        assert all(len(salt) == 64 and salt.isalnum() for salt in salts)
+        for key, status in (("bare", 200), ("k1", 404)):
+            path = f"/kvrelay/requests/{replied['x-request-id']}"
+            async with cluster.http.get(path, headers={"authorization": f"Bearer {key}"}) as response:
+                assert response.status == status
+        await cluster.at_rest()
+
+
+async def test_the_first_chunk_is_forwarded_before_the_second_is_made(cluster: Cluster) -> None:
+    _, decode = await cluster.split()
+    decode.hold_words.clear()
+    async with cluster.http.post("/v1/completions", json={"model": "tiny", "prompt": "x", "stream": True}) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        first = await asyncio.wait_for(response.content.readany(), 1.0)
+        assert first.count(b"\n\n") == 1
+        decode.hold_words.set()
+        assert (await response.content.read()).endswith(b"data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("point", ["prefill", "overlap", "decode"])
+async def test_a_client_that_goes_away_cancels_both_legs_within_a_second(
+    cluster: Cluster, point: str, stream: bool
+) -> None:
+    prefill, decode = await cluster.split()
+    prefill.hold.clear()
+    decode.hold.clear()
+    if point == "overlap":
+        prefill.on_prefill = cluster.says(Stage.LAST_CHUNK)
+    if point == "decode":
+        prefill.hold.set()
+    body = {"model": "tiny", "prompt": "Hello, you", "stream": stream}
+    request = asyncio.create_task(cluster.post("/v1/completions", body))
+    busy = {"prefill": (1, 0), "overlap": (1, 1), "decode": (0, 1)}[point]
+    await until(lambda: (prefill.in_flight, decode.in_flight) == busy)
+    request.cancel()
+    await until(lambda: (prefill.aborted, decode.aborted) == busy, within_s=1.0)
+    await cluster.at_rest()
+    assert await cluster.metric('kvrelay_requests_total{path="remote_prefill",status="499"}') == 1
+
+
+async def test_a_client_that_goes_away_in_mid_stream_cancels_d(cluster: Cluster) -> None:
+    _, decode = await cluster.split()
+    decode.hold_words.clear()
+    async with cluster.http.post("/v1/completions", json={"model": "tiny", "prompt": "x", "stream": True}) as response:
+        await response.content.readany()
+        response.close()
+    await until(lambda: decode.aborted == 1, within_s=1.0)
+
+
+async def test_after_100_requests_of_which_a_third_were_cancelled_nothing_is_reserved(cluster: Cluster) -> None:
+    prefill, _ = await cluster.split()
+    await cluster.add("p2", Role.PREFILL)
+    second = await cluster.add("d2", Role.DECODE)
+    prefill.on_prefill = cluster.says(Stage.STARTED, Stage.LAST_CHUNK)
+    second.die_after = 1
+    chance = random.Random(7)
+
+    async def one(number: int) -> None:
+        body = {"model": "tiny", "prompt": [f"request {number}"] * chance.randint(1, 3), "stream": number % 2 == 0}
+        async with cluster.http.post("/v1/completions", json=body) as response:
+            await response.read()
+
+    tasks = [asyncio.create_task(one(number)) for number in range(100)]
+    for task in chance.sample(tasks, 30):
+        await asyncio.sleep(0.01)
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await cluster.at_rest()
+    assert await cluster.metric("kvrelay_in_flight") == 0
+
+
+async def test_what_members_count_shows_in_the_metrics(cluster: Cluster) -> None:
+    await cluster.split()
+    assert await cluster.metric('kvrelay_worker_ready{role="prefill",worker="p1"}') == 1
+    assert await cluster.metric('kvrelay_store_ready{store="s1"}') == 1
+    await asyncio.sleep(0.15)
+    assert await cluster.metric('kvrelay_store_count{count="pages_used",store="s1"}') == 3

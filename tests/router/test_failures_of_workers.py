@@ -1,0 +1,176 @@
+"""What a client sees when a worker refuses, dies or vanishes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+
+import pytest
+
+from kvrelay.types import Role, Stage
+from tests.fleet.values import store, worker
+from tests.router.cluster import Cluster, until
+from tests.router.test_two_legs import decode_leg
+
+
+async def test_ps_400_reaches_the_client_with_its_body_and_d_is_never_asked(cluster: Cluster) -> None:
+    prefill, decode = await cluster.split()
+    prefill.refuse, prefill.refusal = 400, b'{"error":{"message":"maximum context length is 512","code":400}}'
+    start = time.monotonic()
+    status, answer, _ = await cluster.post("/v1/completions", {"model": "tiny", "prompt": list(range(1, 600))})
+    assert time.monotonic() - start < 1.0
+    assert (status, answer["error"]["message"]) == (400, "maximum context length is 512")
+    assert decode.bodies() == []
+
+
+@pytest.mark.parametrize("fault", ["refuses", "resets"])
+async def test_another_p_computes_the_prompt_when_one_fails(cluster: Cluster, fault: str) -> None:
+    first, decode = await cluster.split()
+    second = await cluster.add("p2", Role.PREFILL)
+    first.refuse, first.reset = (500, False) if fault == "refuses" else (0, True)
+    await cluster.complete()
+    assert (len(first.bodies()), len(second.bodies()), len(decode.bodies())) == (1, 1, 1)
+    (transfer,) = decode_leg(decode.bodies()[0]).transfers
+    assert transfer.endswith("/0/1")
+
+
+async def test_d_computes_the_prompt_when_every_p_fails(cluster: Cluster) -> None:
+    prefill, decode = await cluster.split()
+    prefill.refuse, decode.cached_tokens = 503, 1
+    answer = await cluster.complete()
+    assert answer["choices"][0]["text"] == "one two three"
+    assert decode_leg(decode.bodies()[0]).transfers == []
+    # No P had a part in it: D's own count is the truth.
+    assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 1}
+
+
+async def test_a_p_that_gives_up_half_way_counts_as_failed(cluster: Cluster) -> None:
+    prefill, decode = await cluster.split()
+    prefill.refuse, prefill.refusal = 200, json.dumps({"choices": [{"finish_reason": "abort"}]}).encode()
+    assert (await cluster.complete())["choices"][0]["text"] == "one two three"
+    assert len(decode.bodies()) == 1
+
+
+@pytest.mark.parametrize(("stream", "fault"), [(False, "refuses"), (False, "resets"), (True, "resets"), (True, "dies")])
+async def test_another_d_answers_when_one_fails_before_its_first_byte(
+    cluster: Cluster, fault: str, stream: bool
+) -> None:
+    _, first = await cluster.split()
+    second = await cluster.add("d2", Role.DECODE)
+    first.refuse, first.reset = 500 if fault == "refuses" else 0, fault == "resets"
+    first.die_after = 0
+    if stream:
+        assert len(await cluster.stream()) == 4
+    else:
+        await cluster.complete()
+    assert (len(first.bodies()), len(second.bodies())) == (1, 1)
+
+
+async def test_a_second_d_on_another_node_is_not_told_of_transfers_that_went_elsewhere(cluster: Cluster) -> None:
+    await cluster.join(store("s2", "127.0.0.1:9002"))
+    _, first = await cluster.split()
+    second = await cluster.add("d2", Role.DECODE, store_name="s2")
+    first.reset = True
+    await cluster.complete()
+    assert len(decode_leg(first.bodies()[0]).transfers) == 1
+    assert decode_leg(second.bodies()[0]).transfers == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_when_no_d_is_left_the_client_gets_a_503_and_never_an_empty_200(cluster: Cluster, stream: bool) -> None:
+    _, decode = await cluster.split()
+    decode.words, decode.reset = [], True
+    asked = {"model": "tiny", "prompt": "Hello, you", "stream": stream}
+    status, answer, headers = await cluster.post("/v1/completions", asked)
+    assert (status, headers["retry-after"]) == (503, "1")
+    assert "retry" in answer["error"]["message"]
+
+
+async def test_a_stream_without_events_is_a_503(cluster: Cluster) -> None:
+    _, decode = await cluster.split()
+    decode.refuse, decode.refusal = 200, b""
+    status, _, headers = await cluster.post("/v1/completions", {"model": "tiny", "prompt": "x", "stream": True})
+    assert (status, headers["retry-after"]) == (503, "1")
+
+
+async def test_a_stream_that_begins_with_an_error_is_no_200(cluster: Cluster) -> None:
+    _, decode = await cluster.split()
+    decode.error_after = 0
+    status, _, _ = await cluster.post("/v1/completions", {"model": "tiny", "prompt": "x", "stream": True})
+    assert status == 503
+
+
+async def test_ds_400_reaches_the_client_whole(cluster: Cluster) -> None:
+    _, decode = await cluster.split()
+    decode.refuse, decode.refusal = 400, b'{"error":{"message":"temperature must be positive","code":400}}'
+    status, answer, _ = await cluster.post("/v1/completions", {"model": "tiny", "prompt": "x", "stream": True})
+    assert (status, answer["error"]["message"]) == (400, "temperature must be positive")
+
+
+async def test_a_d_that_dies_in_mid_stream_ends_in_an_error_event_without_done(cluster: Cluster) -> None:
+    _, decode = await cluster.split()
+    decode.die_after = 2
+    one, two, error = await cluster.stream()
+    assert (b"one" in one, b"two" in two) == (True, True)
+    detail = json.loads(error.removeprefix(b"data: "))["error"]
+    assert detail["code"] == 502
+    assert "send the request again" in detail["message"]
+
+
+async def test_an_engine_that_dies_in_mid_stream_makes_no_false_done(cluster: Cluster) -> None:
+    _, decode = await cluster.split()
+    decode.error_after = 1
+    one, error = await cluster.stream()
+    assert b"one" in one
+    assert b"engine died" in error
+
+
+async def test_a_p_that_falls_silent_does_not_hold_the_request_up(cluster: Cluster) -> None:
+    prefill, decode = await cluster.split()
+    prefill.hold.clear()
+    request = asyncio.create_task(cluster.complete())
+    await until(lambda: prefill.in_flight == 1)
+    cluster.members["p1"].silent = True
+    await request
+    assert len(decode.bodies()) == 1
+    await until(lambda: prefill.aborted == 1, within_s=1.0)
+
+
+async def test_a_d_that_says_goodbye_in_mid_stream_ends_the_stream_with_an_error(cluster: Cluster) -> None:
+    _, decode = await cluster.split()
+    decode.hold_words.clear()
+    request = asyncio.create_task(cluster.stream())
+    await until(lambda: cluster.router.brain.in_flight == 1 and decode.in_flight == 1)
+    await asyncio.sleep(0.1)
+    await cluster.members["d1"].leave()
+    one, error = await asyncio.wait_for(request, 2.0)
+    assert (b"one" in one, b'"code":502' in error) == (True, True)
+    await until(lambda: decode.aborted == 1, within_s=1.0)
+
+
+async def test_a_new_incarnation_ends_what_ran_on_the_old_one(cluster: Cluster) -> None:
+    _, decode = await cluster.split()
+    decode.hold.clear()
+    request = asyncio.create_task(cluster.post("/v1/completions", {"model": "tiny", "prompt": "x"}))
+    await until(lambda: decode.in_flight == 1)
+    reborn = worker("d1", Role.DECODE, url=decode.url, incarnation="i2")
+    await cluster.join(reborn)
+    status, _, _ = await asyncio.wait_for(request, 2.0)
+    assert status == 503
+
+
+async def test_without_workers_every_request_is_a_503(cluster: Cluster) -> None:
+    status, answer, headers = await cluster.post("/v1/completions", {"model": "tiny", "prompt": "x"})
+    assert (status, headers["retry-after"]) == (503, "1")
+    assert "/health" in answer["error"]["message"]
+    async with cluster.http.get("/health") as response:
+        assert response.status == 503
+        assert "start one" in (await response.json())["why"]
+
+
+async def test_a_milestone_of_an_unknown_transfer_is_counted(cluster: Cluster) -> None:
+    await cluster.join(store())
+    await cluster.members["s1"].event("nobody/0/0", Stage.LOADED)
+    await until(lambda: cluster.router.brain.unknown_transfers == 1)
+    assert await cluster.metric("kvrelay_unknown_transfers_total") == 1

@@ -1,0 +1,101 @@
+"""The router as a process: its ports, and what happens when a part of it dies."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from kvrelay import channel
+from kvrelay.channel import bind_tcp
+from kvrelay.config import Config, RouterConfig
+from kvrelay.errors import Lost, Misconfigured, Refused
+from kvrelay.protocol import Heartbeat, RegisterStore, RegisterWorker
+from kvrelay.router.runner import Router, run_router
+from kvrelay.types import Role
+from tests.fleet.values import store, worker
+from tests.router.cluster import KEY, Cluster, until
+
+
+@pytest.mark.parametrize("setting", ["port", "control_port"])
+async def test_a_port_in_use_is_named_before_anything_starts(model_folder: Path, setting: str) -> None:
+    taken = bind_tcp("127.0.0.1", 0)
+    ports = {"port": 0, "control_port": 0, setting: taken.getsockname()[1]}
+    with pytest.raises(Misconfigured, match=rf"router\.{setting}"):
+        await run_router(Config(router=RouterConfig(**ports)), key=KEY, model_path=model_folder)
+    taken.close()
+
+
+async def test_the_router_says_when_and_where_it_is_ready(model_folder: Path) -> None:
+    ready: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
+    config = Config(router=RouterConfig(port=0, control_port=0))
+    running = asyncio.create_task(
+        run_router(config, key=KEY, model_path=model_folder, ready=lambda *where: ready.set_result(where))
+    )
+    url, control = await ready
+    async with aiohttp.ClientSession() as http, http.get(f"{url}/health") as response:
+        assert response.status == 503
+    (await channel.connect(control, KEY, sender="x", purpose="feed")).close()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    with pytest.raises(Lost):
+        await channel.connect(control, KEY, sender="x", purpose="feed")
+
+
+async def test_a_background_task_that_dies_ends_the_router(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(now: float) -> None:
+        raise RuntimeError("broken clock")
+
+    other = Router(Config(), KEY, cluster.tokens)
+    monkeypatch.setattr(other.brain, "tick", broken)
+    with pytest.raises(ExceptionGroup, match="unhandled errors"):
+        await asyncio.wait_for(other.serve(bind_tcp("127.0.0.1", 0), bind_tcp("127.0.0.1", 0), None), 5.0)
+
+
+async def test_only_links_that_hold_the_key_and_come_to_feed_are_heard(cluster: Cluster) -> None:
+    with pytest.raises(Refused):
+        await channel.connect(cluster.control, b"wrong" * 8, sender="x", purpose="feed")
+    with pytest.raises(Refused, match="'peer'"):
+        await channel.connect(cluster.control, KEY, sender="x", purpose="peer")
+
+
+async def test_a_link_that_speaks_out_of_turn_or_for_another_is_cut(cluster: Cluster) -> None:
+    beat = Heartbeat(name="d9", incarnation="i1", healthy=True)
+    for messages in (
+        [beat],
+        [RegisterStore(store=store("s9")), beat],
+        [RegisterWorker(worker=worker("d9", Role.DECODE, url="http://127.0.0.1:1/secret"))],
+        [RegisterWorker(worker=worker("d9", Role.DECODE, url="file:///etc"))],
+    ):
+        link = await channel.connect(cluster.control, KEY, sender="d9", purpose="feed")
+        for message in messages:
+            await link.send(message)
+        with pytest.raises(Lost):
+            await link.recv()
+        link.close()
+    assert cluster.router.brain.fleet.workers.get("d9") is None
+
+
+async def test_connections_to_workers_are_used_again(cluster: Cluster) -> None:
+    prefill, decode = await cluster.split()
+    for _ in range(5):
+        await cluster.complete()
+        await cluster.stream()
+    assert len(prefill.connections) <= 3
+    assert len(decode.connections) <= 3
+
+
+async def test_a_silent_worker_gets_no_work_until_it_is_heard_again(cluster: Cluster) -> None:
+    _, decode = await cluster.split()
+    member = cluster.members["d1"]
+    member.silent = True
+    await until(lambda: not cluster.is_ready("d1"), within_s=3.0)
+    status, _, _ = await cluster.post("/v1/completions", {"model": "tiny", "prompt": "x"})
+    assert status == 503
+    member.silent = False
+    await until(lambda: cluster.is_ready("d1"))
+    await cluster.complete()
+    assert len(decode.bodies()) == 1

@@ -1,0 +1,151 @@
+"""Tokenising once, exactly as the workers would, or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from kvrelay.errors import Misconfigured
+from kvrelay.router.prompts import plain_messages, whole_reason
+from kvrelay.router.render import Trust
+from kvrelay.router.request import Kind, parse
+from kvrelay.router.tokens import INLINE_CHARS, load_tokens
+from kvrelay.types import Role
+from tests.fleet.values import store
+from tests.router.cluster import Cluster
+
+CHAT = [{"role": "user", "content": "Hello"}]
+PARTS = [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]
+
+
+async def test_short_and_long_texts_get_the_same_ids_from_both_copies(model_folder: Path) -> None:
+    tokens = load_tokens(model_folder)
+    expected = AutoTokenizer.from_pretrained(str(model_folder))
+    for text in ("the quick brown fox", "the quick brown fox. " * INLINE_CHARS):
+        assert await tokens.encode(text, special=True) == expected.encode(text)
+    tokens.close()
+
+
+async def test_a_long_text_does_not_hold_the_loop_up(model_folder: Path) -> None:
+    tokens = load_tokens(model_folder)
+    encoding = asyncio.create_task(tokens.encode("the quick brown fox " * 50_000, special=True))
+    longest, last = 0.0, time.monotonic()
+    while not encoding.done():
+        await asyncio.sleep(0.001)
+        longest, last = max(longest, time.monotonic() - last), time.monotonic()
+    assert len(encoding.result()) > 50_000
+    assert longest < 0.5
+    tokens.close()
+
+
+def test_the_tokenizer_needs_no_torch(model_folder: Path) -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "import pathlib, asyncio; from kvrelay.router.tokens import load_tokens\n"
+        f"tokens = load_tokens(pathlib.Path({str(model_folder)!r}))\n"
+        "print(asyncio.run(tokens.encode_chat([{'role': 'user', 'content': 'Hello'}])))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    expected = asyncio.run(load_tokens(model_folder).encode_chat(CHAT))
+    assert done.stdout.strip() == str(expected)
+
+
+def test_a_missing_model_folder_says_what_to_run(tmp_path: Path) -> None:
+    with pytest.raises(Misconfigured, match="kvrelay model fetch"):
+        load_tokens(tmp_path / "gone")
+    with pytest.raises(Misconfigured, match="no tokenizer"):
+        load_tokens(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "unusual",
+    [
+        {"tools": []},
+        {"documents": [{"text": "x"}]},
+        {"chat_template": "x"},
+        {"chat_template_kwargs": {"a": 1}},
+        {"truncate_prompt_tokens": 5},
+        {"add_generation_prompt": False},
+        {"continue_final_message": True},
+        {"reasoning_effort": "low"},
+        {"response_format": {"type": "json_object"}},
+        {"echo": True},
+        {"never_heard_of": 1},
+        {"messages": PARTS},
+        {"messages": [{"role": "tool", "content": "x"}]},
+        {"messages": [{"role": "developer", "content": "x"}]},
+        {"messages": [{"role": "user", "content": "x", "name": "n"}]},
+        {"messages": [{"role": "assistant", "content": None}]},
+        {"messages": [{"role": "system", "content": "x-anthropic-billing-header: 1\nx"}]},
+        {"messages": ["x"]},
+    ],
+)
+def test_anything_unusual_about_a_chat_is_for_a_worker_to_render(unusual: dict[str, Any]) -> None:
+    assert plain_messages({"model": "m", "messages": CHAT} | unusual) is None
+
+
+def test_a_plain_chat_is_rendered_here() -> None:
+    body = {"model": "m", "messages": CHAT, "temperature": 0, "stop": ["x"], "tools": None, "max_completion_tokens": 3}
+    assert plain_messages(body) == CHAT
+
+
+@pytest.mark.parametrize(("prompt", "reason"), [('"x"', ""), ("[]", "empty_prompt"), ('[""]', "empty_prompt")])
+def test_an_empty_prompt_stays_whole(prompt: str, reason: str) -> None:
+    assert whole_reason(parse(Kind.COMPLETION, b'{"prompt":%s}' % prompt.encode())) == reason
+
+
+async def test_a_worker_renders_what_is_unusual(cluster: Cluster) -> None:
+    prefill, decode = await cluster.split()
+    before = len(prefill.calls) + len(decode.calls)
+    status, _, _ = await cluster.post("/v1/chat/completions", {"model": "tiny", "messages": PARTS})
+    assert status == 200
+    ids = await cluster.tokens.encode_chat(CHAT)
+    assert prefill.bodies()[0]["prompt"] == ids
+    assert decode.bodies("/v1/chat/completions")[0]["kv_transfer_params"]["prompt_token_ids"] == ids
+    assert len(prefill.calls) + len(decode.calls) == before + 3
+
+
+async def test_a_plain_chat_asks_no_worker_to_render(cluster: Cluster) -> None:
+    prefill, decode = await cluster.split()
+    before = len(prefill.calls) + len(decode.calls)
+    await cluster.post("/v1/chat/completions", {"model": "tiny", "messages": CHAT})
+    assert len(prefill.calls) + len(decode.calls) == before + 2
+
+
+async def test_once_a_worker_renders_otherwise_workers_render_for_good(cluster: Cluster) -> None:
+    await cluster.join(store())
+    await cluster.add("p1", Role.PREFILL, render_shift=1)
+    decode = await cluster.add("d1", Role.DECODE, checked=False)
+    await cluster.complete()
+    await cluster.post("/v1/chat/completions", {"model": "tiny", "messages": CHAT})
+    assert len(decode.bodies("/v1/completions/render")) == 1
+    assert len(decode.bodies("/v1/chat/completions/render")) == 1
+
+
+async def test_a_worker_that_does_not_render_leaves_plain_requests_to_the_router(cluster: Cluster) -> None:
+    await cluster.join(store())
+    prefill = await cluster.add("p1", Role.PREFILL, renders=False)
+    decode = await cluster.add("d1", Role.DECODE, renders=False)
+    await cluster.complete()
+    assert prefill.bodies()[0]["prompt"] == await cluster.tokens.encode("Hello, you", special=True)
+    await cluster.post("/v1/chat/completions", {"model": "tiny", "messages": PARTS})
+    assert decode.bodies("/v1/chat/completions") == [{"model": "tiny", "messages": PARTS}]
+    assert await cluster.metric('kvrelay_local_requests_total{reason="no_render"}') == 1
+
+
+async def test_what_a_worker_refuses_to_render_is_the_clients_400(cluster: Cluster) -> None:
+    await cluster.split()
+    body = {"model": "tiny", "messages": [{"content": "no role"}]}
+    status, answer, _ = await cluster.post("/v1/chat/completions", body)
+    assert (status, answer["error"]["message"]) == (400, "role is missing")
+
+
+def test_trust_is_only_given_to_what_was_compared_or_cannot_be() -> None:
+    assert [trust.value for trust in Trust if trust.usable] == ["checked", "unchecked"]
