@@ -256,6 +256,15 @@ class Segments(Message, frozen=True, kw_only=True):
     payload_bytes: int
 
 
+class PushDamaged(Message, frozen=True, kw_only=True):
+    """Checksums of these pages did not hold at the receiver: the sender looks at its own copy.
+
+    By name: the transfer may have ended at the sender meanwhile.
+    """
+
+    names: list[PageName]
+
+
 class PushClosed(Message, frozen=True, kw_only=True):
     """The sender sends no more for this transfer; ``complete`` when everything wanted was sent."""
 
@@ -310,7 +319,7 @@ AnyMessage = (
     Hello | Challenge | Proof | Rejected | Welcome
     | Attach | Attached | Allocate | Granted | Announce | OpenTransfer | Milestone
     | Acquire | Acquired | Release | Suspect | Exists | Existing | Describe | Described | Report
-    | PushOpen | PushPages | PushWanted | Segments | PushClosed
+    | PushOpen | PushPages | PushWanted | Segments | PushDamaged | PushClosed
     | RegisterWorker | RegisterStore | Heartbeat | Leaving | TransferEvent
 )  # fmt: skip
 

@@ -109,6 +109,19 @@ class Catalog:
             self._promote(page.name)
             self.on_failed(page)
 
+    def in_slot(self, shelf: Shelf, ref: SlotRef) -> Page | None:
+        """The page that ``ref`` means, if it still means one."""
+        return next((page for page in self.pages.values() if page.ref == ref and page.shelf is shelf), None)
+
+    def condemn(self, page: Page, now: float) -> None:
+        """A whole page turned out damaged: it is found no more, and its slot is free once nobody pins it."""
+        page.state, page.free_at = SlotState.FAILED, now
+        page.shelf.arena.set_state(page.ref.slot, SlotState.FAILED)
+        self.failed[page] = None
+        self.counts.add("pages_damaged")
+        self._forget(page)
+        self._promote(page.name)
+
     def fail_stalled(self, before: float) -> None:
         """Give up pages without a new layer since ``before``; their slots wait for their writers."""
         for filling in self._filling.values():

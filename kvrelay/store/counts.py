@@ -10,6 +10,7 @@ KNOWN = (
     "pages_put",
     "pages_evicted",
     "pages_failed",
+    "pages_damaged",
     "pages_received",
     "checksum_failures",
     "stale_refs",

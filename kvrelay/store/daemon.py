@@ -50,6 +50,7 @@ class StoreDaemon:
         self._watched: set[int] = set()
         self._tasks = asyncio.TaskGroup()
         self.keeper = Keeper(name, config.store, epoch, self._feed.post)
+        self.keeper.links = self._links
         self.peers = Peers(self.keeper, config.store, key, address, self._loop.time, self._spawn)
 
     def __repr__(self) -> str:
@@ -99,13 +100,15 @@ class StoreDaemon:
             await asyncio.sleep(TICK_S)
             self.keeper.tick(self._loop.time())
 
-    def _heartbeat(self) -> Heartbeat:
-        links = {
+    def _links(self) -> dict[str, int]:
+        return {
             "links_refused": sum(listener.refused for listener in self._listeners),
             "links_crashed": sum(listener.crashed for listener in self._listeners),
             "events_dropped": self._feed.dropped,
         }
-        counts = self.keeper.describe() | links
+
+    def _heartbeat(self) -> Heartbeat:
+        counts = self.keeper.describe()
         return Heartbeat(name=self.info.name, incarnation=self.info.incarnation, healthy=True, counts=counts)
 
 

@@ -13,7 +13,16 @@ import xxhash
 
 from kvrelay.channel import Channel
 from kvrelay.errors import Malformed, Refused
-from kvrelay.protocol import MAX_PAYLOAD_BYTES, PushClosed, PushOpen, PushPages, PushWanted, Segment, Segments
+from kvrelay.protocol import (
+    MAX_PAYLOAD_BYTES,
+    PushClosed,
+    PushDamaged,
+    PushOpen,
+    PushPages,
+    PushWanted,
+    Segment,
+    Segments,
+)
 from kvrelay.store.arena import SlotState
 from kvrelay.store.keeper import Keeper
 from kvrelay.store.page import Page
@@ -157,10 +166,11 @@ class Inbound:
         await self._link.recv_into([landing.view for landing in landings], stall_s=self._stall_s)
         self._keeper.counts.add("bytes_received", message.payload_bytes)
         self._keeper.transfers.received(incoming.transfer, message.payload_bytes, self._clock())
-        for landing in landings:
-            if landing.page is not None:
-                self._verify(incoming, landing)
+        damaged = {landing.item.page for landing in landings if not self._verify(incoming, landing)}
         self._keeper.progress(self._clock())
+        if damaged:
+            names = [incoming.names[index] for index in sorted(damaged)]
+            await self._link.send(PushDamaged(names=names), stall_s=self._stall_s)
 
     def _waste(self, size: int) -> list[memoryview]:
         """Views of ``size`` bytes in all that nobody will read."""
@@ -189,19 +199,22 @@ class Inbound:
         view = incoming.shelf.arena.segment(page.ref.slot, item.layer, page.tokens)
         return [Landing(view, item, page)]
 
-    def _verify(self, incoming: Incoming, landing: Landing) -> None:
+    def _verify(self, incoming: Incoming, landing: Landing) -> bool:
+        """Publish a segment that holds what its sender says; False when it does not."""
         page, item = landing.page, landing.item
-        assert page is not None
+        if page is None:
+            return True
         if xxhash.xxh3_64_intdigest(landing.view) != item.checksum:
             self._keeper.counts.add("checksum_failures")
             self._drop(incoming, item.page)
-            return
+            return False
         incoming.shelf.arena.publish(page.ref, item.layer, item.checksum)
         wanted = incoming.wanted.get(item.page)
         if wanted is not None:
             wanted.unverified -= 1
             if wanted.unverified == 0:
                 self._complete(incoming, item.page)
+        return True
 
     def _complete(self, incoming: Incoming, index: int) -> None:
         page = incoming.wanted.pop(index).page

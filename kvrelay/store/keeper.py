@@ -9,9 +9,10 @@ from kvrelay.errors import Malformed
 from kvrelay.protocol import Acquire, Acquired, Announce, Held, TransferEvent
 from kvrelay.store.arena import SlotState
 from kvrelay.store.catalog import QUARANTINE_S, Catalog
+from kvrelay.store.copying import read_page
 from kvrelay.store.counts import Counts
 from kvrelay.store.leases import Leases
-from kvrelay.store.page import Page, Writer
+from kvrelay.store.page import FOREVER, Page, Writer
 from kvrelay.store.pushes import Pushes
 from kvrelay.store.room import Room
 from kvrelay.store.shelf import Shelf
@@ -33,6 +34,8 @@ class Keeper:
         self.leases = Leases(self.catalog)
         self.transfers = Transfers(name, self.counts, emit, self.catalog.has)
         self.pushes = Pushes(self.catalog)
+        self.links: Callable[[], dict[str, int]] = dict
+        """What the rim counts of its links."""
         self.writers: dict[Writer, None] = {}
         self._owners: dict[str, int] = {}
         self._now = 0.0
@@ -105,6 +108,23 @@ class Keeper:
         for shelf in self.catalog.progress(now):
             self.pushes.wake(shelf)
 
+    def suspect(self, owner: str, shelf: Shelf, slots: Sequence[SlotRef], now: float) -> None:
+        """``owner`` says that these slots hold wrong bytes, or that it will never fill them."""
+        self._now = now
+        for ref in slots:
+            page = self.catalog.in_slot(shelf, ref)
+            if page is not None and page.state is SlotState.FILLING:
+                # Another owner's page: its writer goes on writing, so the slot waits for it.
+                self.catalog.fail(page, now + QUARANTINE_S if page.writer.label == owner else FOREVER)
+            elif page is not None:
+                self.inspect(page, now)
+        self.catalog.sweep(now)
+
+    def inspect(self, page: Page, now: float) -> None:
+        """Look at a whole page that somebody found damaged; one that proves right stays."""
+        if page.state is SlotState.COMPLETE and read_page(page.shelf.arena, page.ref, page.tokens) is None:
+            self.catalog.condemn(page, now)
+
     def acquire(self, owner: str, message: Acquire, now: float) -> Acquired:
         """Pin what is here or arriving. Raises ``Overloaded``."""
         self.progress(now)
@@ -129,7 +149,7 @@ class Keeper:
             "slots_granted": sum(len(writer.granted) for writer in self.writers),
             "owners": len(self._owners),
         }
-        return self.counts.all() | self.catalog.gauges() | gauges
+        return self.counts.all() | self.catalog.gauges() | gauges | self.links()
 
     # ------------------------------------------------------------ transfers
 

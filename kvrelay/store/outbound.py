@@ -11,10 +11,11 @@ from collections.abc import Callable
 from kvrelay import channel
 from kvrelay.channel import Channel
 from kvrelay.errors import KvrelayError, Lost, Malformed, Overloaded
-from kvrelay.protocol import PushClosed, PushWanted
+from kvrelay.protocol import PushClosed, PushDamaged, PushWanted
 from kvrelay.race import until_one_ends
 from kvrelay.store.keeper import Keeper
 from kvrelay.store.push import Push
+from kvrelay.types import PageName
 
 MAX_PUSHES = 1024
 
@@ -121,11 +122,20 @@ class Outbound:
                     push.answer(message.indices, self._clock())
                 case PushClosed() if push is not None:
                     push.problem = push.problem or f"the peer ended it: {message.reason}"
+                case PushDamaged():
+                    self._inspect(message.names)
                 case PushWanted() | PushClosed():
                     pass  # about a push that ended meanwhile
                 case _:
                     raise Malformed(f"a peer answered with {type(message).__name__}")
             self.wake()
+
+    def _inspect(self, names: list[PageName]) -> None:
+        """The peer got bytes that do not match: were they damaged here, or on the way?"""
+        for name in names:
+            page = self._keeper.catalog.find(name)
+            if page is not None:
+                self._keeper.inspect(page, self._clock())
 
     def _end(self, push: Push, problem: str) -> None:
         del self._pushes[push.transfer.id]

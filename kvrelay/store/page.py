@@ -16,6 +16,7 @@ class Writer:
     """Somebody who writes into slots: a client's link or a peer's. Its end is the end of what it did not finish."""
 
     label: str
+    """Its owner, or the peer store."""
     granted: dict[SlotRef, Shelf] = field(default_factory=dict)
     """Slots taken ahead and not announced yet."""
     filling: set[Page] = field(default_factory=set)

@@ -24,6 +24,7 @@ from kvrelay.protocol import (
     Rejected,
     Release,
     Report,
+    Suspect,
 )
 from kvrelay.store.keeper import Keeper
 from kvrelay.store.peers import Peers
@@ -69,7 +70,7 @@ class Session:
 
     async def _handle(self, message: Message) -> None:
         match message:
-            case Announce() | OpenTransfer() | Milestone() | Release() | Report():
+            case Announce() | OpenTransfer() | Milestone() | Release() | Suspect() | Report():
                 self._take(message)
             case Attach():
                 await self._attach(message)
@@ -88,7 +89,7 @@ class Session:
         except Refused as error:
             await self._link.send(Rejected(id=message.id, code="Refused", reason=str(error)))
             return
-        self._owner, self._shelf = message.owner, shelf
+        self._owner, self._shelf, self._writer.label = message.owner, shelf, message.owner
         self._keeper.attach_owner(self._owner)
         self._watch(shelf)
         attached = Attached(
@@ -120,7 +121,7 @@ class Session:
         except Overloaded as error:
             return Rejected(id=message.id, code="Overloaded", reason=str(error))
 
-    def _take(self, message: Announce | OpenTransfer | Milestone | Release | Report) -> None:
+    def _take(self, message: Announce | OpenTransfer | Milestone | Release | Suspect | Report) -> None:
         now = self._clock()
         match message:
             case Announce():
@@ -132,6 +133,8 @@ class Session:
                 self._keeper.transfers.relay(message.transfer, message.stage, message.reason, message.tokens, now)
             case Release():
                 self._keeper.leases.release(self._owner, message.lease)
+            case Suspect():
+                self._keeper.suspect(self._owner, self._attached(), message.slots, now)
             case Report():
                 self._keeper.counts.merge(message.counts)
 

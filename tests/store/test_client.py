@@ -87,6 +87,54 @@ def test_a_flipped_bit_is_a_miss_and_counted(start_store: Start, connect: Connec
     client.release("l")
 
 
+def test_a_damaged_page_that_a_reader_suspects_is_forgotten_and_a_sound_one_stays(
+    start_store: Start, connect: Connect
+) -> None:
+    client = connect(start_store())
+    for number in (1, 2):
+        client.put(page_name(number), payload(number), 8)
+    held = client.acquire("l", [page_name(1), page_name(2)], 5).result(5).pages
+    slots = [page.slot for page in held if page is not None]
+    assert client.arena is not None
+    client.arena.segment(slots[0].slot, 0, 8)[0] ^= 1
+    client.suspect([*slots, SlotRef(slots[0].slot, 5), SlotRef(-1, 5)])
+    eventually(lambda: client.exists([page_name(1), page_name(2)]) == [False, True])
+    assert client.arena.is_current(slots[0]), "pinned"
+    client.release("l")
+    eventually(lambda: is_idle(client))
+    assert client.describe()["pages_damaged"] == 1
+
+
+def test_an_owner_gives_back_what_it_will_never_fill(start_store: Start, connect: Connect) -> None:
+    store = start_store()
+    client, other = connect(store, "w/1", grant_slots=1), connect(store, "w/1")
+    (ref,) = take(client, 1)
+    client.announce([NewPage(page_name(1), ref, 8)])
+    eventually(lambda: client.describe()["pages_filling"] == 1)
+    other.suspect([ref])
+    eventually(lambda: client.describe()["pages_failed"] == 1)
+    eventually(lambda: client.describe()["slots_failed"] == 0)
+    assert client.arena is not None
+    assert not client.arena.is_current(ref)
+
+
+def test_nobody_can_free_a_slot_that_another_is_writing(start_store: Start, connect: Connect) -> None:
+    store = start_store()
+    client, other = connect(store, "w/1", grant_slots=1), connect(store, "x/1")
+    (ref,) = take(client, 1)
+    client.announce([NewPage(page_name(1), ref, 8)])
+    eventually(lambda: client.describe()["pages_filling"] == 1)
+    other.suspect([ref])
+    eventually(lambda: client.describe()["pages_failed"] == 1)
+    time.sleep(1.6)
+    assert client.arena is not None
+    assert client.arena.is_current(ref)
+    publish(client, ref, payload(1), range(FORMAT.layers))
+    client.ring()
+    eventually(lambda: client.describe()["slots_failed"] == 0)
+    assert client.exists([page_name(1)]) == [False]
+
+
 def test_pages_arrive_layer_by_layer_for_whoever_acquired_them(start_store: Start, connect: Connect) -> None:
     store = start_store()
     writer, reader = connect(store, "p/1", grant_slots=4), connect(store, "d/1")

@@ -87,6 +87,7 @@ def test_only_the_pages_that_are_lacking_travel(pair: Pair) -> None:
     put_all(pair.writer, 6)
     for number in (0, 1, 3):
         pair.reader.put(page_name(number), payload(number), 8)
+    assert pair.reader.exists([page_name(3)]) == [True]
     pair.open("t", 6)
     eventually(lambda: has_all(pair.reader, 6))
     check_all(pair.reader, 6)
@@ -159,6 +160,21 @@ def test_a_flipped_bit_at_the_sender_is_a_miss_at_the_receiver(pair: Pair) -> No
     assert (counts["checksum_failures"], counts["pages_failed"]) == (1, 1)
     assert not pair.reader.acquire("m", [page_name(1)], 5, ["t"]).result(5).waiting
     eventually(lambda: is_idle(pair.reader))
+
+
+def test_a_sender_forgets_a_page_that_its_peer_found_damaged(pair: Pair) -> None:
+    put_all(pair.writer, 3)
+    (held,) = pair.writer.acquire("l", [page_name(1)], 5).result(5).pages
+    assert held is not None
+    assert pair.writer.arena is not None
+    pair.writer.arena.segment(held.slot.slot, 0, 8)[0] ^= 1
+    pair.writer.open_transfer("t1", [page_name(n) for n in range(3)], total(3), pair.d.address)
+    eventually(lambda: pair.writer.describe()["pages_damaged"] == 1)
+    pair.writer.release("l")
+    pair.writer.put(page_name(1), payload(1), 8)
+    pair.open("t2", 3)
+    eventually(lambda: has_all(pair.reader, 3))
+    check_all(pair.reader, 3)
 
 
 def test_a_sender_that_dies_in_the_middle_fails_what_was_on_its_way(pair: Pair) -> None:

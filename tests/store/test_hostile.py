@@ -1,0 +1,328 @@
+"""Peers and clients that break the rules: none may harm another, nor make a bad page look good."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+import xxhash
+
+from kvrelay.channel import Channel, connect
+from kvrelay.errors import Lost, Refused
+from kvrelay.protocol import (
+    MAX_FRAME_BYTES,
+    Acquire,
+    Allocate,
+    Announce,
+    Attach,
+    Attached,
+    Describe,
+    Described,
+    Granted,
+    Message,
+    NewPage,
+    PushClosed,
+    PushOpen,
+    PushPages,
+    PushWanted,
+    Segment,
+    Segments,
+    encode,
+)
+from kvrelay.store.client import StoreClient
+from kvrelay.types import PageFormat, PageName, SlotRef
+from tests.store.conftest import FORMAT, KEY, StoreProcess, page_name, payload
+
+Start = Callable[..., StoreProcess]
+Connect = Callable[..., StoreClient]
+SEGMENT = FORMAT.segment_bytes
+
+
+@contextlib.asynccontextmanager
+async def peer(store: StoreProcess, name: str = "rogue") -> AsyncIterator[Channel]:
+    link = await connect(store.address, KEY, sender=name, purpose="peer")
+    try:
+        yield link
+    finally:
+        link.close()
+
+
+async def eventually(check: Callable[[], object], within_s: float = 5.0) -> None:
+    async with asyncio.timeout(within_s):
+        while not await asyncio.to_thread(check):
+            await asyncio.sleep(0.01)
+
+
+async def ended(link: Channel) -> None:
+    """The store ended this link."""
+    with contextlib.suppress(Lost):
+        async with asyncio.timeout(3):
+            while True:
+                await link.recv()
+
+
+def segments(number: int, layers: range = range(FORMAT.layers), page: int = 0) -> tuple[Segments, list[memoryview]]:
+    data = payload(number)
+    parts = [memoryview(data)[layer * SEGMENT : (layer + 1) * SEGMENT] for layer in layers]
+    items = [Segment(page, layer, xxhash.xxh3_64_intdigest(part)) for layer, part in zip(layers, parts, strict=True)]
+    return Segments(transfer="t", items=items, payload_bytes=sum(map(len, parts))), parts
+
+
+async def offer(link: Channel, *numbers: int) -> list[int]:
+    names = [page_name(number) for number in numbers]
+    await link.send(PushOpen(transfer="t", format=FORMAT, names=names, total_tokens=8 * len(names)))
+    await link.send(PushPages(transfer="t", indices=list(range(len(names)))))
+    answer = await link.recv()
+    assert isinstance(answer, PushWanted)
+    return answer.indices
+
+
+def is_idle(client: StoreClient) -> bool:
+    counts = client.describe()
+    return not any(counts[name] for name in ("pages_pinned", "pages_filling", "slots_failed", "transfers_open"))
+
+
+async def test_a_hand_made_push_is_accepted_so_that_the_tests_below_mean_something(
+    start_store: Start, connect: Connect
+) -> None:
+    store = start_store()
+    client = connect(store)
+    async with peer(store) as link:
+        assert await offer(link, 1) == [0]
+        await link.send(*segments(1))
+        await link.send(PushClosed(transfer="t", complete=True))
+        await eventually(lambda: client.describe()["transfers_arrived"] == 1)
+    assert client.get(page_name(1)) == payload(1)
+
+
+async def test_a_truncated_push_is_never_used(start_store: Start, connect: Connect) -> None:
+    store = start_store()
+    client = connect(store)
+    async with peer(store) as link:
+        await offer(link, 1)
+        message, parts = segments(1)
+        await link.send(message, [*parts[:-1], parts[-1][:-1]])
+        await asyncio.sleep(0.1)
+    await eventually(lambda: client.describe()["transfers_failed"] == 1)
+    assert client.exists([page_name(1)]) == [False]
+    await eventually(lambda: is_idle(client))
+
+
+async def test_a_push_that_stops_in_the_middle_of_a_payload_is_given_up(start_store: Start, connect: Connect) -> None:
+    store = start_store(toml="store.stalled_push_s = 0.3")
+    client = connect(store)
+    async with peer(store) as link:
+        await offer(link, 1)
+        message, parts = segments(1)
+        await link.send(message, parts[:1])
+        await ended(link)
+    await eventually(lambda: client.describe()["pages_failed"] == 1 and is_idle(client))
+
+
+async def test_a_wrong_checksum_fails_the_page_even_when_its_other_layers_are_right(
+    start_store: Start, connect: Connect
+) -> None:
+    store = start_store()
+    client = connect(store)
+    async with peer(store) as link:
+        await offer(link, 1)
+        message, parts = segments(1)
+        bad = [*message.items[:-1], Segment(0, FORMAT.layers - 1, 12345)]
+        await link.send(Segments(transfer="t", items=bad, payload_bytes=message.payload_bytes), parts)
+        await eventually(lambda: client.describe()["checksum_failures"] == 1)
+        await link.send(*segments(1))
+        await link.send(PushClosed(transfer="t", complete=True))
+        await eventually(lambda: client.describe()["transfers_failed"] == 1)
+    assert client.exists([page_name(1)]) == [False]
+    await eventually(lambda: is_idle(client))
+
+
+async def test_a_layer_sent_twice_cannot_change_a_page(start_store: Start, connect: Connect) -> None:
+    store = start_store()
+    client = connect(store)
+    async with peer(store) as link:
+        await offer(link, 1)
+        await link.send(*segments(1))
+        await link.send(*segments(2))
+        await link.send(*segments(2, range(1)))
+        await link.send(PushClosed(transfer="t", complete=True))
+        await eventually(lambda: client.describe()["transfers_arrived"] == 1)
+    assert client.get(page_name(1)) == payload(1)
+
+
+async def test_a_page_that_was_not_asked_for_is_not_taken(start_store: Start, connect: Connect) -> None:
+    store = start_store()
+    client = connect(store)
+    client.put(page_name(1), payload(1), 8)
+    assert client.exists([page_name(1)]) == [True]
+    async with peer(store) as link:
+        assert await offer(link, 1, 2) == [1]
+        await link.send(*segments(7))
+        await link.send(*segments(2, page=1))
+        await link.send(PushClosed(transfer="t", complete=True))
+        await eventually(lambda: client.describe()["transfers_arrived"] == 1)
+    assert (client.get(page_name(1)), client.get(page_name(2))) == (payload(1), payload(2))
+
+
+BAD_FROM_PEER: list[Message] = [
+    Describe(id=1),
+    PushOpen(transfer="u", format=FORMAT, names=[PageName(b"short")], total_tokens=8),
+    PushOpen(transfer="u", format=FORMAT, names=[page_name(1)] * 2, total_tokens=16),
+    PushOpen(transfer="u", format=FORMAT, names=[page_name(1)], total_tokens=80),
+    PushPages(transfer="t", indices=[99]),
+    PushPages(transfer="t", indices=[-1]),
+    Segments(transfer="t", items=[Segment(5, 0, 0)], payload_bytes=SEGMENT),
+    Segments(transfer="t", items=[Segment(0, 0, 0)], payload_bytes=SEGMENT + 1),
+    Segments(transfer="t", items=[], payload_bytes=1 << 40),
+    Segments(transfer="t", items=[], payload_bytes=-1),
+    Segments(transfer="unknown", items=[], payload_bytes=0),
+]
+
+
+@pytest.mark.parametrize("message", BAD_FROM_PEER, ids=repr)
+async def test_a_peer_that_breaks_the_rules_loses_its_link_and_its_pages(
+    start_store: Start, connect: Connect, message: Message
+) -> None:
+    store = start_store()
+    client = connect(store)
+    async with peer(store) as link:
+        await offer(link, 1)
+        await link.send(message)
+        await ended(link)
+    await eventually(lambda: is_idle(client))
+    assert client.describe()["links_crashed"] == 0
+    client.put(page_name(3), payload(3), 8)
+    assert client.get(page_name(3)) == payload(3)
+
+
+async def test_a_format_that_the_store_cannot_hold_is_refused_with_a_reason(start_store: Start) -> None:
+    big = PageFormat(layers=1000, kv_heads=8, head_dim=128, dtype="float32", page_tokens=32)
+    odd = PageFormat(layers=1, kv_heads=1, head_dim=1, dtype="int3", page_tokens=1)
+    async with peer(start_store()) as link:
+        for format in (big, odd):
+            await link.send(PushOpen(transfer="t", format=format, names=[page_name(1)], total_tokens=1))
+            answer = await link.recv()
+            assert isinstance(answer, PushClosed)
+            assert not answer.complete
+            assert "fit" in answer.reason or "format" in answer.reason
+
+
+@pytest.mark.parametrize("data", [b"\0" * 100, b"\xff" * 100, b"GET / HTTP/1.0\r\n\r\n", os.urandom(5000)])
+async def test_garbage_on_both_sockets_harms_nobody(start_store: Start, connect: Connect, data: bytes) -> None:
+    store = start_store()
+    client = connect(store)
+    host, port = store.address.split(":")
+    for address, family in ((str(store.socket_path), socket.AF_UNIX), ((host, int(port)), socket.AF_INET)):
+        with socket.socket(family) as raw:
+            raw.connect(address)
+            with contextlib.suppress(OSError):
+                raw.sendall(data)
+                raw.recv(100)
+    async with peer(store) as link:
+        link._sock.setblocking(True)
+        link._sock.sendall(data)
+        link._sock.setblocking(False)
+        link._sock.shutdown(socket.SHUT_WR)
+        await ended(link)
+    client.put(page_name(1), payload(1), 8)
+    assert client.get(page_name(1)) == payload(1)
+
+
+async def test_a_frame_over_the_limit_ends_the_link_before_it_is_read(start_store: Start) -> None:
+    async with peer(start_store()) as link:
+        link._sock.send((MAX_FRAME_BYTES + 1).to_bytes(4, "little"))
+        await ended(link)
+
+
+async def test_a_peer_with_the_wrong_key_is_refused(start_store: Start) -> None:
+    store = start_store()
+    with pytest.raises(Refused, match="key"):
+        await connect(store.address, b"x" * 32, sender="thief", purpose="peer")
+    for address, purpose in ((store.address, "client"), (store.socket_path, "peer")):
+        with pytest.raises(Refused, match=purpose):
+            await connect(address, KEY, sender="me", purpose=purpose)
+
+
+# ---------------------------------------------------------------- clients
+
+
+@contextlib.asynccontextmanager
+async def raw_client(store: StoreProcess) -> AsyncIterator[Channel]:
+    link = await connect(store.socket_path, KEY, sender="rogue", purpose="client")
+    try:
+        await link.send(Attach(id=0, owner="rogue/1", format=FORMAT))
+        assert isinstance(await link.recv(), Attached)
+        yield link
+    finally:
+        link.close()
+
+
+BAD_FROM_CLIENT: list[Message] = [
+    Attach(id=1, owner="rogue/2", format=FORMAT),
+    Attached(id=1, epoch=1, slots=1, store="x", advertised="y"),
+    PushClosed(transfer="t", complete=True),
+    Announce(pages=[NewPage(PageName(b"x"), SlotRef(0, 1), 8)]),
+    Announce(pages=[NewPage(page_name(1), SlotRef(0, 1), 9)]),
+    Announce(pages=[NewPage(page_name(1), SlotRef(0, 1), 0)]),
+]
+
+
+@pytest.mark.parametrize("message", BAD_FROM_CLIENT, ids=repr)
+async def test_a_client_that_breaks_the_rules_loses_its_link(
+    start_store: Start, connect: Connect, message: Message
+) -> None:
+    store = start_store()
+    client = connect(store)
+    async with raw_client(store) as link:
+        await link.send(message)
+        await ended(link)
+    assert client.describe()["links_crashed"] == 0
+
+
+async def test_a_slot_that_was_not_granted_is_refused_and_counted(start_store: Start, connect: Connect) -> None:
+    store = start_store()
+    client = connect(store)
+    client.put(page_name(1), payload(1), 8)
+    held = client.acquire("l", [page_name(1)], 10).result(5).pages[0]
+    assert held is not None
+    rogue = [held.slot, SlotRef(held.slot.slot, held.slot.generation + 1), SlotRef(-1, 0), SlotRef(1 << 40, 5)]
+    async with raw_client(store) as link:
+        await link.send(Announce(pages=[NewPage(page_name(2), ref, 8) for ref in rogue]))
+        await link.send(Describe(id=1))
+        answer = await link.recv()
+        assert isinstance(answer, Described)
+        assert answer.counts["stale_refs"] == 4
+    assert client.get(page_name(1)) == payload(1)
+
+
+async def test_a_greedy_client_gets_no_more_than_there_is(start_store: Start, connect: Connect) -> None:
+    store = start_store(pages=8)
+    client = connect(store)
+    client.put(page_name(1), payload(1), 8)
+    client.acquire("l", [page_name(1)], 60).result(5)
+    async with raw_client(store) as link:
+        for count in (-5, 1 << 40):
+            await link.send(Allocate(id=1, count=count))
+            answer = await link.recv()
+            assert isinstance(answer, Granted)
+            assert len(answer.slots) == (7 if count > 0 else 0)
+    assert client.get(page_name(1)) == payload(1)
+    await eventually(lambda: client.describe()["slots_occupied"] == 1)
+
+
+async def test_a_client_that_does_not_read_its_answers_blocks_only_itself(start_store: Start, connect: Connect) -> None:
+    store = start_store()
+    client = connect(store)
+    names = [page_name(number) for number in range(100_000)]
+    ask = encode(Acquire(id=1, lease="l", names=names, ttl_s=1.0))
+    async with raw_client(store) as link:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                link._sock.send(ask)
+        for number in range(20):
+            client.put(page_name(number), payload(number), 8)
+            assert client.get(page_name(number)) == payload(number)
