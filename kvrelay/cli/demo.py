@@ -13,15 +13,17 @@ from kvrelay.cli.terminal import console, run
 from kvrelay.config import Config, RouterConfig
 from kvrelay.deploy.local import LocalCluster
 
-_QUESTION = """Read this, then answer in two or three sentences: why does it help to split prefill from decode?
-
-A language model answers in two phases. First it reads the whole prompt at once; this is called prefill, and it keeps
-every core of a machine busy with large matrix products. What it has understood of each token is kept in memory, in the
-so-called KV cache. Then it writes its answer one token after the other; this is called decode, and each step reads the
-whole KV cache again but computes little. When both phases share a machine, a long prompt that is being read stops all
-the answers that are being written: the text on the screens of the other users stands still for seconds. When they run
-on different machines, answers flow evenly, and each pool of machines can be as large as its own work needs. The price
-is that the KV cache has to travel from the machine that read the prompt to the one that writes the answer."""
+_QUESTION = (
+    "Read this, then answer in two or three sentences: why does it help to split prefill from decode?\n\n"
+    "A language model answers in two phases. First it reads the whole prompt at once; this is called prefill, and it "
+    "keeps every core of a machine busy with large matrix products. What it has understood of each token is kept in "
+    "memory, in the so-called KV cache. Then it writes its answer one token after the other; this is called decode, "
+    "and each step reads the whole KV cache again but computes little. When both phases share a machine, a long prompt "
+    "that is being read stops all the answers that are being written: the text on the screens of the other users "
+    "stands still for seconds. When they run on different machines, answers flow evenly, and each pool of machines can "
+    "be as large as its own work needs. The price is that the KV cache has to travel from the machine that read the "
+    "prompt to the one that writes the answer."
+)
 _MAX_TOKENS = 96
 
 

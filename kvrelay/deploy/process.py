@@ -20,6 +20,8 @@ from kvrelay.deploy.parent import PARENT_VARIABLE
 _POLL_S = 0.02
 _REAP_S = 5.0
 """A process in an uninterruptible system call outlives its SIGKILL by so long at most; then it is left alone."""
+_TRACKER_S = 1.0
+"""Time for a resource tracker to remove files."""
 
 
 class Child:
@@ -104,19 +106,39 @@ class Child:
 
     async def _sweep(self, tree: list[psutil.Process]) -> None:
         """Kill ``tree`` and everything that still belongs to one of its sessions, then its shared memory files."""
-        sessions = {self.pid} | _sessions_led(tree)
-        doomed = {process.pid: process for process in [*tree, *_members(sessions)]}
-        leftovers = {path for process in doomed.values() for path in _shared_memory(process)}
-        for process in doomed.values():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+        doomed = list(
+            {process.pid: process for process in [*tree, *_members({self.pid} | _sessions_led(tree))]}.values()
+        )
+        leftovers = {path for process in doomed for path in _shared_memory(process)}
+        # Python's resource trackers end when all others have, and remove what those left: they are killed last.
+        trackers = [process for process in doomed if _is_tracker(process)]
+        await _end([process for process in doomed if process not in trackers], _REAP_S)
         await self.wait()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_REAP_S):
-                while any(map(_is_alive, doomed.values())):
-                    await asyncio.sleep(_POLL_S)
+        await _until_dead(trackers, _TRACKER_S)
+        await _end(trackers, _REAP_S)
         for path in leftovers:
             path.unlink(missing_ok=True)
+
+
+async def _end(processes: list[psutil.Process], within_s: float) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    await _until_dead(processes, within_s)
+
+
+async def _until_dead(processes: list[psutil.Process], within_s: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(within_s):
+            while any(map(_is_alive, processes)):
+                await asyncio.sleep(_POLL_S)
+
+
+def _is_tracker(process: psutil.Process) -> bool:
+    try:
+        return any("multiprocessing.resource_tracker" in word for word in process.cmdline())
+    except psutil.Error:
+        return False
 
 
 def _sessions_led(tree: list[psutil.Process]) -> set[int]:

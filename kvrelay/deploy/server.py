@@ -25,6 +25,7 @@ HEALTH_POLL_S = 0.2
 HEALTH_TIMEOUT_S = 2.0
 STOP_GRACE_S = 10.0
 _TAIL_LINES = 40
+_LONGEST_PARENT = 107 - len("/vllm-12345678/00000000-0000-0000-0000-000000000000")
 
 Sink = Callable[[bytes], None]
 """Takes one line of the engine's log."""
@@ -108,6 +109,12 @@ def write_to(stream: IO[bytes]) -> Sink:
     return write
 
 
+def _scratch_parent() -> str:
+    """Where vLLM's unix sockets (``vllm-XXXXXXXX/`` and a UUID) fit into the 107 bytes of a socket's path."""
+    usual = tempfile.gettempdir()
+    return usual if len(usual) <= _LONGEST_PARENT else "/tmp"
+
+
 @contextlib.asynccontextmanager
 async def engine_server(spec: EngineSpec, sink: Sink | None = None) -> AsyncIterator[EngineServer]:
     """Start ``spec`` and end it, with everything below it, when the block ends. Await ``wait_serving`` inside.
@@ -115,7 +122,7 @@ async def engine_server(spec: EngineSpec, sink: Sink | None = None) -> AsyncIter
     ``sink`` takes the log; this process's stdout when None.
     """
     timeout = aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_S)
-    with tempfile.TemporaryDirectory(prefix="vllm-", ignore_cleanup_errors=True) as scratch:
+    with tempfile.TemporaryDirectory(prefix="vllm-", dir=_scratch_parent(), ignore_cleanup_errors=True) as scratch:
         environment = engine_environment(spec, {**os.environ, "TMPDIR": scratch})
         child = await Child.start("engine", engine_command(spec), environment, asyncio.subprocess.PIPE)
         async with aiohttp.ClientSession(timeout=timeout) as http:

@@ -59,28 +59,31 @@ async def test_kill_takes_the_whole_tree_and_its_shared_memory(own_session: bool
 
 
 async def test_stop_takes_the_tree_of_a_child_that_ends_by_itself() -> None:
-    child, grandchild, _memory = await start()
+    child, grandchild, memory = await start()
     started = time.monotonic()
     await child.stop(grace_s=10)
     assert time.monotonic() - started < 5
     assert gone(grandchild)
+    assert not memory.exists()
 
 
 async def test_a_child_that_ignores_sigterm_is_killed_after_the_grace() -> None:
-    child, grandchild, _memory = await start(ignore=True)
+    child, grandchild, memory = await start(ignore=True)
     started = time.monotonic()
     await child.stop(grace_s=0.5)
     assert 0.5 <= time.monotonic() - started < 5
     assert child.exit_status == -signal.SIGKILL
     assert gone(grandchild)
+    assert not memory.exists()
 
 
 async def test_stopping_a_dead_child_still_takes_what_it_left() -> None:
-    child, grandchild, _memory = await start()
+    child, grandchild, memory = await start()
     os.kill(child.pid, signal.SIGKILL)
     await child.wait()
     await child.stop(grace_s=1)
     assert gone(grandchild)
+    assert not memory.exists()
 
 
 async def test_a_child_dies_with_a_starter_that_is_killed() -> None:

@@ -1,0 +1,124 @@
+"""Tests of cli/timeline.py."""
+
+from __future__ import annotations
+
+import io
+from itertools import pairwise
+from typing import Any, Literal
+
+import pytest
+from rich.console import Console
+
+from kvrelay.cli.timeline import BAR_CELLS, cells, draw, phases
+
+SPLIT: dict[str, Any] = {
+    "request_id": "req-1",
+    "path": "remote_prefill",
+    "prefill_worker": "prefill-0",
+    "decode_worker": "decode-0",
+    "prompt_tokens": 311,
+    "cached_tokens": 32,
+    "output_tokens": 60,
+    "status": 200,
+    "events": {
+        "received": 0.0,
+        "tokenised": 0.002,
+        "routed": 0.003,
+        "prefill_sent": 0.004,
+        "prefill_started": 0.020,
+        "last_chunk": 0.021,
+        "decode_sent": 0.024,
+        "arrived": 0.715,
+        "prefill_finished": 0.720,
+        "loaded": 0.735,
+        "first_token": 0.780,
+        "finished": 2.900,
+    },
+    "transfer": {"bytes": 7_165_440, "seconds": 0.6, "loaded_tokens": 310, "hidden_s": 0.69, "exposed_s": 0.015},
+}
+LOCAL: dict[str, Any] = {
+    **SPLIT,
+    "path": "local",
+    "prefill_worker": None,
+    "events": {"received": 0.0, "decode_sent": 0.01, "first_token": 0.5, "finished": 1.0},
+    "transfer": None,
+}
+
+
+def drawn(record: dict[str, Any], *, colour: bool = False) -> str:
+    output = io.StringIO()
+    system: Literal["standard"] | None = "standard" if colour else None
+    Console(width=80, file=output, force_terminal=colour, color_system=system).print(draw(record))
+    return output.getvalue()
+
+
+def test_phases_follow_each_other_without_a_gap_and_sum_to_the_whole() -> None:
+    parts = phases(SPLIT)
+    assert [part.name for part in parts] == [
+        "route",
+        "queue",
+        "prefill",
+        "transfer, exposed",
+        "first token",
+        "decode",
+    ]
+    assert all(before.end_s == after.start_s for before, after in pairwise(parts))
+    assert sum(part.seconds for part in parts) == pytest.approx(2.9)
+    assert parts[3].seconds == pytest.approx(0.015)
+
+
+def test_a_transfer_that_the_prefill_hides_takes_no_time_of_its_own() -> None:
+    record = {**SPLIT, "events": {**SPLIT["events"], "loaded": 0.7}}
+    parts = {part.name: part for part in phases(record)}
+    assert parts["transfer, exposed"].seconds == 0
+    assert parts["first token"].start_s == pytest.approx(0.72)
+
+
+def test_a_local_prefill_has_no_transfer() -> None:
+    assert [part.name for part in phases(LOCAL)] == ["route", "prefill", "decode"]
+    assert "transfer" not in drawn(LOCAL)
+
+
+def test_events_that_were_not_seen_leave_their_phase_out() -> None:
+    events = {name: moment for name, moment in SPLIT["events"].items() if name not in ("prefill_started", "loaded")}
+    assert [part.name for part in phases({**SPLIT, "events": events})] == ["route", "prefill", "first token", "decode"]
+
+
+@pytest.mark.parametrize("width", [8, 20, BAR_CELLS])
+def test_the_bar_fills_its_width_and_shows_the_shortest_phase(width: int) -> None:
+    given = cells(phases(SPLIT), width)
+    assert sum(given) == width
+    assert min(given) >= 1
+    assert given.index(max(given)) == 5
+
+
+def test_the_picture_fits_80_columns_and_is_readable_without_colour() -> None:
+    text = drawn(SPLIT)
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 80
+    bar = lines[1]
+    assert [bar.count(glyph) > 0 for glyph in "·░█▒▓="] == [True] * 6
+    assert "\x1b" not in text
+    for word in (
+        "prefill 700.0 ms",
+        "311 tokens on prefill-0, 32 of them cached",
+        "7.2 MB",
+        "60 tokens on decode-0",
+    ):
+        assert word in " ".join(text.split())
+
+
+def test_the_hand_off_is_drawn_below_the_prefill_that_hides_it() -> None:
+    bar, row = drawn(SPLIT).splitlines()[1:3]
+    assert row.index("-") == bar.index("█")
+    assert row.rindex("-") == bar.rindex("█")
+    assert row.index("▒") == bar.index("▒")
+
+
+def test_colour_is_used_where_there_is_some() -> None:
+    assert "\x1b[34m" in drawn(SPLIT, colour=True)
+
+
+@pytest.mark.parametrize("record", [{}, {"events": {"received": 0.0}}, {"events": {}, "path": "remote_prefill"}])
+def test_a_request_that_got_nowhere_is_drawn_without_a_bar(record: dict[str, Any]) -> None:
+    assert "0 ms" in drawn(record)

@@ -1,0 +1,79 @@
+"""Tests of deploy/members.py: which processes a configuration means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvrelay.config import ClusterConfig, Config, RouterConfig, StoreConfig, WorkerConfig
+from kvrelay.deploy.members import Kind, Member, RunDir, members, settle_ports
+from kvrelay.errors import Misconfigured
+from kvrelay.types import Role
+
+RUN = RunDir(Path("/run/k"))
+MODEL = Path("/models/m")
+
+
+def made(**cluster: int) -> dict[str, Member]:
+    return {member.name: member for member in members(Config(cluster=ClusterConfig(**cluster)), RUN, MODEL)}
+
+
+def value(member: Member, flag: str) -> str:
+    return member.arguments[member.arguments.index(flag) + 1]
+
+
+@pytest.mark.parametrize(
+    ("cluster", "names"),
+    [
+        ({}, ["store-0", "router", "prefill-0", "decode-0"]),
+        ({"prefill": 2, "decode": 1}, ["store-0", "router", "prefill-0", "prefill-1", "decode-0"]),
+        ({"stores": 2}, ["store-0", "store-1", "router", "prefill-0", "decode-0"]),
+        ({"prefill": 0, "decode": 0, "colocated": 2}, ["store-0", "router", "both-0", "both-1"]),
+    ],
+)
+def test_a_cluster_has_its_members_in_the_order_of_their_start(cluster: dict[str, int], names: list[str]) -> None:
+    assert list(made(**cluster)) == names
+
+
+def test_with_two_stores_the_pools_are_on_two_nodes() -> None:
+    found = made(stores=2, prefill=2, decode=2, colocated=1)
+    at = {name: value(member, "--store-name") for name, member in found.items() if member.kind is Kind.WORKER}
+    assert at == {
+        "prefill-0": "store-0",
+        "prefill-1": "store-0",
+        "decode-0": "store-1",
+        "decode-1": "store-1",
+        "both-0": "store-0",
+    }
+    assert value(found["decode-0"], "--store-socket") == str(found["store-1"].socket)
+
+
+def test_every_worker_has_its_own_cores_port_and_role() -> None:
+    config = Config(worker=WorkerConfig(cpus="0-1"))
+    workers = [member for member in members(config, RUN, MODEL) if member.kind is Kind.WORKER]
+    assert [value(worker, "--cpus") for worker in workers] == ["0", "1"]
+    assert [worker.role for worker in workers] == [Role.PREFILL, Role.DECODE]
+    assert len({worker.url for worker in workers}) == 2
+
+
+@pytest.mark.parametrize("cluster", [{"prefill": 0}, {"decode": 0}, {"prefill": 0, "decode": 0}])
+def test_half_a_cluster_is_refused(cluster: dict[str, int]) -> None:
+    with pytest.raises(Misconfigured, match="at least one prefill and one decode worker"):
+        made(**cluster)
+
+
+def test_a_socket_path_that_no_system_call_takes_is_refused() -> None:
+    with pytest.raises(Misconfigured, match="KVRELAY_RUN_DIR"):
+        RunDir(Path("/" + "x" * 100)).socket("store-0")
+
+
+def test_open_ports_are_settled_and_differ() -> None:
+    router = settle_ports(Config(router=RouterConfig(port=0, control_port=0))).router
+    assert 0 < router.port != router.control_port > 0
+
+
+def test_one_peer_address_for_two_stores_is_refused() -> None:
+    config = Config(cluster=ClusterConfig(stores=2), store=StoreConfig(peer_port=7000))
+    with pytest.raises(Misconfigured, match=r"store\.peer_port"):
+        settle_ports(config)
