@@ -77,7 +77,7 @@ class SaveProgress:
         copies, announced = [], []
         for (name, start, tokens), slot in zip(wanted, slots, strict=False):
             copies.append(PageCopy(slot.slot, slot.generation, start, tokens))
-            announced.append(NewPage(name=name, slot=slot, tokens=tokens))
+            announced.append(NewPage(name=name, slot=slot, tokens=tokens, parent=self._parent(start)))
             self._mark_planned(start, tokens)
         self._skip_present()
         job = SaveJob(request.request_id, blocks, copies) if copies else None
@@ -94,9 +94,13 @@ class SaveProgress:
         full, rest = divmod(request.num_prompt_tokens, size)
         if rest and not self._tail_done and known >= request.num_prompt_tokens:
             tail = list(request.all_token_ids[full * size : request.num_prompt_tokens])
-            parent = self._names[full - 1] if full else self._root
+            parent = self._parent(full * size) or self._root
             due.append((identity.page_name(parent, identity.token_bytes(tail)), full * size, rest))
         return due
+
+    def _parent(self, start: int) -> PageName | None:
+        """Name of the page before the one that begins at ``start``."""
+        return self._names[start // self._page_tokens - 1] if start else None
 
     def _mark_planned(self, start: int, tokens: int) -> None:
         if tokens < self._page_tokens:

@@ -1,0 +1,107 @@
+"""Asks engines, stores and the router what they hold, and checks that nothing is left over."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import aiohttp
+import msgspec
+from prometheus_client.parser import text_string_to_metric_families
+
+from kvrelay import identity
+from kvrelay.deploy.local import LocalCluster, WorkerView
+from kvrelay.store.client import StoreClient
+from kvrelay.types import Engine, PageName, Role
+
+QUIET_S = 30.0
+"""Longest wait for everything to come to rest: the longest lease, and a step."""
+
+
+class Probe:
+    """One running cluster seen from outside."""
+
+    def __init__(self, cluster: LocalCluster, http: aiohttp.ClientSession) -> None:
+        self.cluster = cluster
+        self.http = http
+
+    def worker(self, role: Role) -> WorkerView:
+        return next(worker for worker in self.cluster.workers if worker.role is role)
+
+    def engine(self, role: Role) -> Engine:
+        path = self.cluster.run.path / f"engine-{self.worker(role).name}.json"
+        return msgspec.json.decode(path.read_bytes(), type=Engine)
+
+    async def metrics(self, url: str) -> dict[str, float]:
+        """Samples of ``url``/metrics by name, those of one name and different labels by ``name{label=value}`` too."""
+        async with self.http.get(f"{url}/metrics") as response:
+            text = await response.text()
+        values: dict[str, float] = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                values[sample.name] = values.get(sample.name, 0.0) + sample.value
+                for label, value in sample.labels.items():
+                    key = f"{sample.name}{{{label}={value}}}"
+                    values[key] = values.get(key, 0.0) + sample.value
+        return values
+
+    async def prompt_tokens(self, role: Role) -> dict[str, float]:
+        """Where the engine's prompt tokens came from: computed, its own cache, or outside."""
+        values = await self.metrics(self.worker(role).url)
+        name = "vllm:prompt_tokens_by_source_total{source="
+        return {key.removeprefix(name).rstrip("}"): value for key, value in values.items() if key.startswith(name)}
+
+    @contextlib.contextmanager
+    def store(self, name: str) -> Iterator[StoreClient]:
+        """A client of the store ``name``, as a script would have it."""
+        client = StoreClient(
+            self.cluster.stores[name],
+            self.cluster.key,
+            owner="test/1",
+            format=self.engine(Role.DECODE).fingerprint.format,
+        )
+        client.start()
+        try:
+            assert client.wait_attached(10), client
+            yield client
+        finally:
+            client.close()
+
+    def counts(self) -> dict[str, int]:
+        """The counters of all stores, added up."""
+        total: dict[str, int] = {}
+        for name in self.cluster.stores:
+            with self.store(name) as client:
+                for key, value in client.describe().items():
+                    total[key] = total.get(key, 0) + value
+        return total
+
+    def page_names(self, tokens: list[int]) -> list[PageName]:
+        fingerprint = self.engine(Role.DECODE).fingerprint
+        return identity.name_pages(identity.root_name(fingerprint), tokens, fingerprint.format.page_tokens)
+
+    async def leftovers(self) -> dict[str, Any]:
+        """What is still held or waiting anywhere; empty at rest."""
+        found: dict[str, Any] = {}
+        for worker in self.cluster.workers:
+            values = await self.metrics(worker.url)
+            for key in ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"):
+                found[f"{worker.name} {key}"] = values[key]
+        for key, value in self.counts().items():
+            if key in ("pages_pinned", "pages_filling", "leases_open", "transfers_open"):
+                found[f"store {key}"] = value
+        gauges = await self.metrics(self.cluster.url)
+        for name, gauge in gauges.items():
+            if "{" not in name and "in_flight" in name:
+                found[f"router {name}"] = gauge
+        return {key: value for key, value in found.items() if value}
+
+    async def assert_at_rest(self) -> None:
+        """The invariant: after quiescence nothing is held, pinned, counted or waiting anywhere."""
+        deadline = time.monotonic() + QUIET_S
+        while left := await self.leftovers():
+            assert time.monotonic() < deadline, f"still held after {QUIET_S} s: {left}"
+            await asyncio.sleep(0.2)
