@@ -106,8 +106,10 @@ class StoreClient:
         return slots
 
     def give_back(self, slots: Sequence[SlotRef]) -> None:
-        """Return taken slots that were never announced."""
-        self._stock.add(slots)
+        """Return taken slots that were never announced; those of a store that is gone are dropped."""
+        arena = self.arena
+        if arena is not None:
+            self._stock.add([slot for slot in slots if arena.is_current(slot)])
 
     def announce(self, pages: Sequence[NewPage], transfer: str | None = None) -> None:
         """Tell the store which pages the taken slots become, in the prompt's order; then fill them and ``ring``."""
@@ -160,29 +162,38 @@ class StoreClient:
 
     def put(self, name: PageName, payload: bytes | memoryview, tokens: int) -> None:
         """Store one page: per layer K, then V of ``tokens`` tokens. Raises ``Lost``, ``Overloaded``, ``ValueError``."""
+        self.put_many([(name, payload, tokens)])
+
+    def put_many(self, pages: Sequence[tuple[PageName, bytes | memoryview, int]]) -> None:
+        """``put`` for the pages of one prompt, in its order: later ones are evicted before earlier ones."""
         arena = self._mapped()
-        slot = self._slot()
+        slots = self._slots(len(pages))
         try:
-            write_page(arena, slot, payload, tokens)
-        except ValueError:
-            self.give_back([slot])
+            for slot, (_name, payload, tokens) in zip(slots, pages, strict=True):
+                write_page(arena, slot, payload, tokens)
+        except (ValueError, Lost):
+            self.give_back(slots)
             raise
-        self.announce([NewPage(name, slot, tokens)])
+        self.announce([NewPage(name, slot, tokens) for slot, (name, _, tokens) in zip(slots, pages, strict=True)])
 
     def get(self, name: PageName) -> bytes | None:
         """A verified copy of a page, None when it is not here or not whole. Raises ``Lost``."""
+        return self.get_many([name])[0]
+
+    def get_many(self, names: Sequence[PageName]) -> list[bytes | None]:
+        """``get`` for many pages, with one question to the store."""
         arena = self._mapped()
         lease = f"get-{secrets.token_hex(8)}"
-        held = self._wait(self.acquire(lease, [name], ANSWER_S)).pages[0]
+        held = self._wait(self.acquire(lease, names, ANSWER_S)).pages
         try:
-            if held is None or not held.complete:
-                return None
-            payload = read_page(arena, held.slot, held.tokens)
+            payloads = [read_page(arena, page.slot, page.tokens) if page and page.complete else None for page in held]
         finally:
             self.release(lease)
-        if payload is None:
-            self.report({"read_bad_checksum": 1})
-        return payload
+        bad = [page.slot for page, got in zip(held, payloads, strict=True) if page and page.complete and got is None]
+        if bad:
+            self.report({"read_bad_checksum": len(bad)})
+            self.suspect(bad)
+        return payloads
 
     def _mapped(self) -> Arena:
         arena = self.arena
@@ -190,11 +201,15 @@ class StoreClient:
             raise Lost(f"no store at {self._socket_path}: {self.problem}")
         return arena
 
-    def _slot(self) -> SlotRef:
-        slots = self.take_slots(1) or self._wait(self._ask(lambda id: Allocate(id=id, count=1), Granted)).slots
-        if not slots:
+    def _slots(self, count: int) -> list[SlotRef]:
+        slots = self.take_slots(count)
+        lacking = count - len(slots)
+        if lacking:
+            slots += self._wait(self._ask(lambda id: Allocate(id=id, count=lacking), Granted)).slots
+        if len(slots) < count:
+            self.give_back(slots)
             raise Overloaded("the store is full of pinned pages; release some or enlarge store.arena_bytes")
-        return slots[0]
+        return slots
 
     def _wait(self, answer: Future[M]) -> M:
         try:

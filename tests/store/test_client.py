@@ -85,6 +85,15 @@ def test_a_flipped_bit_is_a_miss_and_counted(start_store: Start, connect: Connec
     assert client.get(page_name(1)) is None
     eventually(lambda: client.describe()["read_bad_checksum"] == 1)
     client.release("l")
+    eventually(lambda: client.exists([page_name(1)]) == [False])
+
+
+def test_many_pages_go_in_and_come_out_with_one_question(start_store: Start, connect: Connect) -> None:
+    client = connect(start_store(), grant_slots=4)
+    client.put_many([(page_name(number), payload(number), 8) for number in range(20)])
+    got = client.get_many([page_name(number) for number in range(21)])
+    assert got == [*(payload(number) for number in range(20)), None]
+    assert client.get_many([]) == []
 
 
 def test_a_damaged_page_that_a_reader_suspects_is_forgotten_and_a_sound_one_stays(

@@ -1,0 +1,30 @@
+"""The example that uses a store from a script, as a reader would run it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.store.conftest import KEY, StoreProcess
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "store_client.py"
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, str(EXAMPLE), *arguments], capture_output=True, text=True, timeout=30)
+
+
+def test_the_store_example_puts_and_gets_pages(start_store: Callable[..., StoreProcess], tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(KEY)
+    done = run(str(start_store(pages=100).socket_path), str(tmp_path / "key"))
+    assert done.returncode == 0, done.stderr
+    assert "stored: [True, True, True]\nintact: True\nshared: [True, False]\n" in done.stdout
+
+
+def test_the_store_example_says_why_when_there_is_no_store(tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(KEY)
+    done = run(str(tmp_path / "none.sock"), str(tmp_path / "key"))
+    assert done.returncode == 1
+    assert "cannot connect to" in done.stderr
