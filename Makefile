@@ -23,8 +23,8 @@ up: install ## start a store, a prefill worker, a decode worker and the router h
 test: lint ## lint, then every test, those that start vLLM included
 	@$(BIN)/python -m pytest
 
-check: lint ## lint, then the tests that start no vLLM: under a minute
-	@$(BIN)/python -m pytest -q -m "not vllm and not gpu"
+check: lint ## lint, then the quick tests, which start no vLLM: under a minute
+	@$(BIN)/python -m pytest -q -m "not vllm and not gpu and not slow"
 
 lint: install $(VENV)/.dev
 	@$(BIN)/ruff check .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import statistics
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -38,6 +39,7 @@ class Source(NamedTuple):
         return [node for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
 
 
+@functools.cache
 def read(folder: Path) -> list[Source]:
     """Every Python file below ``folder``."""
     texts = ((str(path.relative_to(folder)), path.read_text()) for path in sorted(folder.rglob("*.py")))
