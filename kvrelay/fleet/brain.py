@@ -56,7 +56,7 @@ class Brain:
 
     def register_worker(self, worker: WorkerInfo, now: float) -> list[Command]:
         """A worker says hello. A former incarnation of it is dead, and so is everything that runs there."""
-        if not self.fleet.workers.register(worker, now):
+        if not self.fleet.register_worker(worker, now):
             return []
         self.index.drop(worker.name)
         return self._abandon(worker.name, decode_too=True)

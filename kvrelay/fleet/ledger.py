@@ -121,7 +121,7 @@ class Ledger:
         while len(self._timelines) > self._kept:
             oldest, _ = self._timelines.popitem(last=False)
             for transfer in self._transfers.pop(oldest, ()):
-                del self._owners[transfer]
+                self._owners.pop(transfer, None)
 
     def own(self, request_id: str, transfer: str) -> None:
         """From now on ``transfer`` belongs to ``request_id``."""

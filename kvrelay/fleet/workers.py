@@ -15,6 +15,7 @@ MAX_MEMBERS = 1024
 FORGET_S = 600.0
 """How long a dead member stays visible in health."""
 MAX_COUNTS = 256
+MAX_REMEMBERED_PAIRS = 16_384
 
 Info = TypeVar("Info", WorkerInfo, StoreInfo)
 
@@ -126,9 +127,16 @@ class Fleet:
     def __init__(self, dead_after_s: float) -> None:
         self.workers: Roster[WorkerInfo] = Roster(dead_after_s)
         self.stores: Roster[StoreInfo] = Roster(dead_after_s)
+        self._differences: dict[tuple[str, str, str, str], str | None] = {}
+        """Field in which two incarnations differ; comparing fingerprints for every request would cost 20 us a pair."""
 
     def __repr__(self) -> str:
         return f"<Fleet workers={self.workers!r} stores={self.stores!r}>"
+
+    def register_worker(self, worker: WorkerInfo, now: float) -> bool:
+        """See ``Roster.register``. What was known of its pairs is forgotten: its weights may have changed."""
+        self._differences.clear()
+        return self.workers.register(worker, now)
 
     def serving(self, model: str, now: float) -> list[WorkerInfo]:
         """Usable workers of one model."""
@@ -142,13 +150,21 @@ class Fleet:
         """Whether ``prefill`` can hand its pages to ``decode`` now."""
         if prefill.name == decode.name or prefill.role is decode.role is Role.BOTH:
             return NoHandoff(reason="colocated")
-        field_name = can_exchange(prefill.engine.fingerprint, decode.engine.fingerprint)
+        field_name = self._difference(prefill, decode)
         if field_name is not None:
             return NoHandoff(reason=f"fingerprint.{field_name}")
         for store in (prefill.store, decode.store):
             if not self.stores.is_usable(store, now):
                 return NoHandoff(reason=f"store {store} is not ready")
         return Handoff(push_to=None if prefill.store == decode.store else self._address(decode.store))
+
+    def _difference(self, prefill: WorkerInfo, decode: WorkerInfo) -> str | None:
+        key = (prefill.name, prefill.incarnation, decode.name, decode.incarnation)
+        if key not in self._differences:
+            if len(self._differences) >= MAX_REMEMBERED_PAIRS:
+                self._differences.clear()
+            self._differences[key] = can_exchange(prefill.engine.fingerprint, decode.engine.fingerprint)
+        return self._differences[key]
 
     def _address(self, store: str) -> str | None:
         member = self.stores.get(store)

@@ -83,3 +83,13 @@ def test_pairs(prefill: WorkerInfo, decode: WorkerInfo, expected: Handoff | NoHa
     fleet.stores.register(store("s1", "127.0.0.1:9001"), 0.0)
     fleet.stores.register(store("s2", "127.0.0.1:9002"), 0.0)
     assert fleet.pair(prefill, decode, 1.0) == expected
+
+
+def test_a_worker_that_registers_with_new_weights_is_compared_anew() -> None:
+    fleet = Fleet(dead_after_s=2.0)
+    fleet.stores.register(store(), 0.0)
+    decode = worker("d", Role.DECODE)
+    for weights, expected in (("w1", Handoff(push_to=None)), ("w2", NoHandoff(reason="fingerprint.weights"))):
+        prefill = worker("p", Role.PREFILL, weights=weights)
+        fleet.register_worker(prefill, 0.0)
+        assert fleet.pair(prefill, decode, 1.0) == expected
