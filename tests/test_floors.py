@@ -139,7 +139,7 @@ def test_every_file_imports_only_from_lower_floors_or_its_own_room() -> None:
     assert breaches(ROOT / "kvrelay") == []
 
 
-@pytest.mark.parametrize("folder", ["kvrelay", "tests", "benchmarks", "docs", "requirements"])
+@pytest.mark.parametrize("folder", ["kvrelay", "tests", "benchmarks", "docs", "examples", "requirements"])
 def test_pickle_is_nowhere(folder: str) -> None:
     assert pickles(ROOT / folder) == []
 

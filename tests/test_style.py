@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("kvrelay", "docs", "benchmarks", "requirements")
+FOLDERS = ("kvrelay", "docs", "benchmarks", "examples", "requirements")
 
 MAX_FUNCTION_LINES = 60
 MAX_MEDIAN_FUNCTION_LINES = 10
