@@ -7,6 +7,7 @@ its checksums and last its ``ready`` marks, so a mark that is there vouches for 
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import mmap
 import os
@@ -24,6 +25,11 @@ _LAYOUT_VERSION = 1
 _MEMORY_PAGE = 4096
 _HEADER = np.dtype([(name, np.int64) for name in ("magic", "version", "epoch", "slots", "stride", "geometry")])
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+_libc = ctypes.CDLL(None)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_MADV_POPULATE_WRITE = 23
+"""Since Linux 5.14; not named by the mmap module."""
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -69,6 +75,7 @@ class Arena:
         self._data_offset = _meta_bytes(format, slots)
         self._map = mmap.mmap(fd, self._data_offset + slots * self.stride)
         self._view = memoryview(self._map)
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self._header = np.frombuffer(self._map, _HEADER, 1)
         columns = np.frombuffer(self._map, np.int64, slots * (3 + format.layers), _MEMORY_PAGE)
         self._generation, self._state, self._tokens = columns[: 3 * slots].reshape(3, slots)
@@ -122,12 +129,25 @@ class Arena:
         start = self._data_offset + slot * self.stride + layer * self.format.segment_bytes
         return self._view[start : start + tokens * self.format.token_layer_bytes]
 
+    def whole(self, slot: int) -> memoryview:
+        """All layers of a page without a gap: only a full page has none."""
+        start = self._data_offset + slot * self.stride
+        return self._view[start : start + self.format.page_bytes]
+
     def publish(self, ref: SlotRef, layer: int, checksum: int) -> bool:
         """Mark ``layer`` as in. False, and nothing written, when ``ref`` is stale."""
         if not self.is_current(ref):
             return False
         self._checksum[layer, ref.slot] = checksum
         self._ready[layer, ref.slot] = ref.generation
+        return True
+
+    def publish_page(self, ref: SlotRef, checksums: list[int]) -> bool:
+        """``publish`` for all layers of one page."""
+        if not self.is_current(ref):
+            return False
+        self._checksum[:, ref.slot] = checksums
+        self._ready[:, ref.slot] = ref.generation
         return True
 
     def publish_many(self, slots: Ints, generations: Ints, layer: int, checksums: Checksums) -> None:
@@ -166,6 +186,14 @@ class Arena:
         """Checksums of ``layer`` (one for all, or one a slot) as its writers published them."""
         sums: Checksums = self._checksum[layer, slots]
         return sums
+
+    def populate(self, slot: int) -> None:
+        """Have the slot's memory mapped here before it is written: first touches cost more than the copy.
+
+        Called through ctypes, and not as ``mmap.madvise``, because that one holds the interpreter lock meanwhile.
+        """
+        start = self._address + self._data_offset + slot * self.stride
+        _libc.madvise(start, self.stride, _MADV_POPULATE_WRITE)  # an old kernel refuses; then first touches are slow
 
     # ------------------------------------------------------------ the store alone
 

@@ -36,13 +36,12 @@ from kvrelay.race import until_one_ends
 from kvrelay.store.arena import Arena
 from kvrelay.store.attachment import Attachment
 from kvrelay.store.copying import read_page, write_page
+from kvrelay.store.refill import Refill
 from kvrelay.store.stock import SlotStock
 from kvrelay.types import PageFormat, PageName, SlotRef, Stage
 
 FIRST_RETRY_S = 0.05
 LAST_RETRY_S = 1.0
-REFILL_RETRY_S = 0.5
-"""Pause before asking again for slots that a full store did not grant."""
 ANSWER_S = 5.0
 """Longest wait of a blocking helper."""
 
@@ -58,7 +57,7 @@ class StoreClient:
         self._owner = owner
         self._format = format
         self._stock = SlotStock(grant_slots)
-        self._refilling = False
+        self._refill: Refill | None = None
         self._attachment: Attachment | None = None
         self._is_attached = threading.Event()
         self._loop = asyncio.new_event_loop()
@@ -102,7 +101,7 @@ class StoreClient:
     def take_slots(self, count: int) -> list[SlotRef]:
         """Up to ``count`` empty slots to write into, each to be announced once; fewer when out."""
         slots = self._stock.take(count)
-        self._on_loop(self._refill)
+        self._on_loop(self._poke)
         return slots
 
     def give_back(self, slots: Sequence[SlotRef]) -> None:
@@ -244,21 +243,9 @@ class StoreClient:
         except RuntimeError:  # the loop is closed
             otherwise()
 
-    def _refill(self) -> None:
-        if self._refilling or self._attachment is None or self._stock.missing == 0:
-            return
-        self._refilling = True
-        answer: Future[Granted] = Future()
-        answer.add_done_callback(self._refilled)
-        count = self._stock.missing
-        self._request(lambda id: Allocate(id=id, count=count), Granted, answer)
-
-    def _refilled(self, answer: Future[Granted]) -> None:
-        self._refilling = False
-        if answer.exception() is None:
-            self._stock.add(answer.result().slots)
-        if self._stock.missing:
-            self._loop.call_later(REFILL_RETRY_S, self._refill)
+    def _poke(self) -> None:
+        if self._refill is not None:
+            self._refill.poke()
 
     def _work(self) -> None:
         try:
@@ -290,11 +277,11 @@ class StoreClient:
 
     async def _serve(self, attachment: Attachment) -> None:
         self._attachment, self.problem = attachment, ""
+        self._refill = Refill(attachment, self._stock)
         self._is_attached.set()
-        self._refill()
         try:
-            await attachment.run()
+            await until_one_ends(attachment.run(), self._refill.run())
         finally:
-            self._attachment = None
+            self._attachment = self._refill = None
             self._is_attached.clear()
             self._stock.clear()

@@ -21,30 +21,33 @@ def write_page(arena: Arena, ref: SlotRef, payload: bytes | memoryview, tokens: 
         raise ValueError(f"a page of {tokens} tokens has {size * arena.format.layers} bytes, not {len(source)}")
     if not arena.is_current(ref):
         raise Lost("the store was restarted meanwhile; put the page again")
-    for layer in range(arena.format.layers):
-        part = source[layer * size : (layer + 1) * size]
-        arena.segment(ref.slot, layer, tokens)[:] = part
-        # After the copy, while the bytes are in the cache; of the source, so that a bad copy is found.
-        arena.publish(ref, layer, xxhash.xxh3_64_intdigest(part))
+    if tokens == arena.format.page_tokens:
+        arena.whole(ref.slot)[:] = source
+    else:
+        for layer in range(arena.format.layers):
+            arena.segment(ref.slot, layer, tokens)[:] = source[layer * size : (layer + 1) * size]
+    # Of the source, so that a bad copy is found.
+    arena.publish_page(ref, _checksums(source, arena.format.layers))
 
 
 def read_page(arena: Arena, ref: SlotRef, tokens: int) -> bytes | None:
     """A copy of a pinned page; None when a layer is missing, a checksum is wrong or the slot moved on."""
-    layers = range(arena.format.layers)
-    copy = b"".join(arena.segment(ref.slot, layer, tokens) for layer in layers)
+    if tokens == arena.format.page_tokens:
+        copy = bytes(arena.whole(ref.slot))
+    else:
+        copy = b"".join(arena.segment(ref.slot, layer, tokens) for layer in range(arena.format.layers))
     return copy if is_intact(arena, ref, copy) and arena.is_current(ref) else None
 
 
 def is_intact(arena: Arena, ref: SlotRef, copy: bytes) -> bool:
     """Whether ``copy``, all layers of one page, is what the page's writer published."""
-    slots, generations = np.array([ref.slot]), np.array([ref.generation])
-    if not arena.ready_layers(slots, generations).all():
+    if not arena.ready_layers(np.array([ref.slot]), np.array([ref.generation])).all():
         return False
     layers = np.arange(arena.format.layers)
-    sums: list[int] = arena.checksums(np.full(len(layers), ref.slot), layers).tolist()
-    size = len(copy) // len(sums)
-    view = memoryview(copy)
-    return all(
-        xxhash.xxh3_64_intdigest(view[layer * size : (layer + 1) * size]) == checksum
-        for layer, checksum in enumerate(sums)
-    )
+    published: list[int] = arena.checksums(np.full(len(layers), ref.slot), layers).tolist()
+    return _checksums(memoryview(copy), len(layers)) == published
+
+
+def _checksums(page: memoryview, layers: int) -> list[int]:
+    size = len(page) // layers
+    return [xxhash.xxh3_64_intdigest(page[start : start + size]) for start in range(0, len(page), size)]

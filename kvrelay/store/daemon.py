@@ -99,6 +99,15 @@ class StoreDaemon:
         while True:
             await asyncio.sleep(TICK_S)
             self.keeper.tick(self._loop.time())
+            await self._warm()
+
+    async def _warm(self) -> None:
+        """Give free slots their memory while nobody waits for them."""
+        room = self.keeper.room
+        for shelf in list(room.shelves.values()):
+            while room.wants_warmth(shelf) and (slot := shelf.begin_warming()) is not None:
+                await asyncio.to_thread(shelf.arena.populate, slot)
+                shelf.end_warming(slot)
 
     def _links(self) -> dict[str, int]:
         return {

@@ -12,6 +12,8 @@ from kvrelay.types import DTYPE_BYTES, PageFormat, SlotRef
 MAX_FORMATS = 8
 MAX_SLOTS = 1 << 20
 _MAX_DIMENSION = 1 << 13
+WARM_BYTES = 64 << 20
+"""Free memory kept ready to be written: a first touch costs more than the copy, and comes at the worst moment."""
 
 
 class Room:
@@ -56,12 +58,20 @@ class Room:
         """A slot to write into; ``evict`` frees one page somewhere, or returns False when it cannot."""
         while True:
             ref = shelf.take_warm()
-            if ref is None and self.resident_bytes + shelf.arena.stride <= self.budget_bytes:
+            if ref is None and self._has_room_for(shelf):
                 ref = shelf.take_cold()
             if ref is not None:
                 return ref
             if not self._cool_other(shelf) and not evict():
                 return None
+
+    def wants_warmth(self, shelf: Shelf) -> bool:
+        """Whether a free slot should be given its memory ahead of need."""
+        wanted = min(WARM_BYTES, self.budget_bytes // 4)
+        return shelf.warm_bytes + shelf.arena.stride <= wanted and self._has_room_for(shelf)
+
+    def _has_room_for(self, shelf: Shelf) -> bool:
+        return self.resident_bytes + shelf.arena.stride <= self.budget_bytes
 
     def _cool_other(self, shelf: Shelf) -> bool:
         return any(other.cool() for other in self.shelves.values() if other is not shelf)

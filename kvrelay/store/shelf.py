@@ -17,6 +17,7 @@ class Shelf:
         self._cold: list[int] = []
         self._untouched = 0
         """Slots from here on were never used."""
+        self._warming = 0
 
     def __repr__(self) -> str:
         return f"<Shelf {self.occupied} of {self.arena.slots} slots occupied, {len(self._warm)} warm>"
@@ -29,7 +30,12 @@ class Shelf:
     @property
     def occupied(self) -> int:
         """Slots that are not free."""
-        return self.resident - len(self._warm)
+        return self.resident - len(self._warm) - self._warming
+
+    @property
+    def warm_bytes(self) -> int:
+        """Free memory that needs no first touch."""
+        return len(self._warm) * self.arena.stride
 
     @property
     def resident_bytes(self) -> int:
@@ -46,12 +52,26 @@ class Shelf:
 
     def take_cold(self) -> SlotRef | None:
         """A free slot that will take memory."""
+        slot = self._next_cold()
+        return None if slot is None else self.arena.occupy(slot)
+
+    def _next_cold(self) -> int | None:
         if self._cold:
-            return self.arena.occupy(self._cold.pop())
+            return self._cold.pop()
         if self._untouched == self.arena.slots:
             return None
         self._untouched += 1
-        return self.arena.occupy(self._untouched - 1)
+        return self._untouched - 1
+
+    def begin_warming(self) -> int | None:
+        """A free slot that is about to be given its memory ahead of need; ``end_warming`` brings it back."""
+        slot = self._next_cold()
+        self._warming += slot is not None
+        return slot
+
+    def end_warming(self, slot: int) -> None:
+        self._warming -= 1
+        self._warm.append(slot)
 
     def free(self, slot: int) -> None:
         """Take a slot back; every reference to it is stale from now on."""
