@@ -10,9 +10,10 @@ from collections.abc import Awaitable, Callable
 import msgspec
 from aiohttp import web
 
-from kvrelay.errors import BadRequest, KvrelayError
+from kvrelay.errors import BadRequest, KvrelayError, Overloaded
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.health import examine
+from kvrelay.policy.admit import RETRY_AFTER_S
 from kvrelay.router.desk import Desk
 from kvrelay.router.exchange import Exchange, Stream, Whole
 from kvrelay.router.failures import CLIENT_CLOSED, Failure, describe, error_body, unexpected
@@ -22,6 +23,11 @@ from kvrelay.router.request import Kind, parse
 from kvrelay.router.telemetry import Telemetry
 
 log = logging.getLogger("kvrelay.router")
+
+BODY_S = 60.0
+"""Longest time a client may take to send its body."""
+MAX_READING = 1024
+"""Requests whose bodies are being read or tokenised; more are turned away, since each may hold a whole body."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _ID = web.RequestKey("kvrelay_request_id", str)
@@ -48,6 +54,7 @@ class Gateway:
         self._telemetry = telemetry
         self._clock = clock
         self._max_body_bytes = max_body_bytes
+        self._reading = 0
 
     def __repr__(self) -> str:
         return f"<Gateway {self._desk!r}>"
@@ -71,6 +78,8 @@ class Gateway:
         """Every request gets an id, every failure becomes an answer in OpenAI's shape."""
         request[_ID] = f"req-{secrets.token_hex(12)}"
         response = await self._answered(request, handler)
+        if request.content.exception() is not None:
+            await _hang_up_after(request, response)
         resource = request.match_info.route.resource
         self._telemetry.responded(resource.canonical if resource else "unknown", response.status)
         return response
@@ -100,12 +109,7 @@ class Gateway:
         return await self._generate(http, Kind.CHAT)
 
     async def _generate(self, http: web.Request, kind: Kind) -> web.StreamResponse:
-        received_s = self._clock()
-        tenant = self._tenant(http)
-        request = parse(kind, await self._body(http))
-        worker = self._desk.worker_of(request.model)
-        prompts = await self._reader.read(request, worker)
-        exchange = self._desk.open(request, prompts, worker, request_id=http[_ID], tenant=tenant, received_s=received_s)
+        exchange = await self._opened(http, kind)
         status = unexpected().status
         try:
             response = await self._respond(http, exchange)
@@ -120,6 +124,21 @@ class Gateway:
             self._desk.close(http[_ID], status)
         return response
 
+    async def _opened(self, http: web.Request, kind: Kind) -> Exchange:
+        """The request read, tokenised and started. Nothing is reserved unless this returns."""
+        received_s = self._clock()
+        tenant = self._tenant(http)
+        if self._reading >= MAX_READING:
+            raise Overloaded(f"{self._reading} requests are being read already; retry", RETRY_AFTER_S)
+        self._reading += 1
+        try:
+            request = parse(kind, await self._body(http))
+            worker = self._desk.worker_of(request.model)
+            prompts = await self._reader.read(request, worker)
+        finally:
+            self._reading -= 1
+        return self._desk.open(request, prompts, worker, request_id=http[_ID], tenant=tenant, received_s=received_s)
+
     async def _body(self, http: web.Request) -> bytes:
         too_long = (
             f"the body is over the limit of {self._max_body_bytes} bytes; send less, or raise router.max_body_bytes"
@@ -127,7 +146,10 @@ class Gateway:
         if (http.content_length or 0) > self._max_body_bytes:
             raise BadRequest(too_long, status=413)
         try:
-            return await http.read()
+            async with asyncio.timeout(BODY_S):
+                return await http.read()
+        except TimeoutError as error:
+            raise BadRequest(f"the body did not arrive within {BODY_S:g} s; send it faster", status=408) from error
         except web.HTTPRequestEntityTooLarge as error:
             raise BadRequest(too_long, status=413) from error
         except web.RequestPayloadError as error:
@@ -171,6 +193,14 @@ class Gateway:
         if timeline is None or timeline.tenant != tenant.name:
             raise BadRequest("no such request; the last 1,000 are kept, under their x-request-id", status=404)
         return _json(timeline.report())
+
+
+async def _hang_up_after(http: web.Request, response: web.StreamResponse) -> None:
+    """Send ``response`` and close: what follows a body that cannot be read is not to be taken for a request."""
+    response.force_close()
+    await response.prepare(http)
+    await response.write_eof()
+    http.protocol.force_close()
 
 
 async def _name_response(http: web.Request, response: web.StreamResponse) -> None:

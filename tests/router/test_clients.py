@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import random
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from kvrelay.config import RouterConfig
+from kvrelay.router import gateway
 from kvrelay.types import Role, Stage
 from tests.fleet.values import store
 from tests.router.cluster import Cluster, until
@@ -107,7 +109,7 @@ async def test_a_body_over_the_limit_is_a_json_413(model_folder: Path) -> None:
         await cluster.split()
         await cluster.complete(user="u" * 900)
 
-        async def pieces() -> Any:
+        async def pieces() -> AsyncIterator[bytes]:
             for _ in range(20):
                 yield b" " * 100
 
@@ -115,6 +117,45 @@ async def test_a_body_over_the_limit_is_a_json_413(model_folder: Path) -> None:
             async with cluster.http.post("/v1/completions", data=data) as response:
                 assert response.status == 413
                 assert "1000 bytes" in (await response.json())["error"]["message"]
+
+
+async def test_a_small_body_that_unpacks_to_a_large_one_is_a_413(model_folder: Path) -> None:
+    async with Cluster(model_folder, RouterConfig(port=0, control_port=0, max_body_bytes=100_000)) as cluster:
+        await cluster.split()
+        headers = {"content-encoding": "gzip"}
+        for size, status in ((50_000, 200), (50_000_000, 413)):
+            body = gzip.compress(b'{"model":"tiny","prompt":"Hello","user":"%s"}' % (b"u" * size))
+            async with cluster.http.post("/v1/completions", data=body, headers=headers) as response:
+                assert response.status == status
+        for junk in (b"no gzip at all", body[:20]):
+            async with cluster.http.post("/v1/completions", data=junk, headers=headers) as response:
+                assert response.status == 400
+                assert (await response.json())["error"]["message"]
+
+
+async def test_a_body_that_never_ends_is_a_408(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    await cluster.split()
+    monkeypatch.setattr(gateway, "BODY_S", 0.2)
+
+    async def trickle() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.sleep(1.0)
+
+    async with cluster.http.post("/v1/completions", data=trickle()) as response:
+        assert response.status == 408
+        assert "send it faster" in (await response.json())["error"]["message"]
+
+
+async def test_requests_that_are_still_being_read_are_bounded(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await cluster.split()
+    monkeypatch.setattr(gateway, "MAX_READING", 0)
+    status, _, headers = await cluster.post("/v1/completions", {"model": "tiny", "prompt": "x"})
+    assert (status, headers["retry-after"]) == (503, "1")
+    monkeypatch.setattr(gateway, "MAX_READING", 1)
+    for _ in range(3):
+        await cluster.complete()
 
 
 FOREIGN = {"kvrelay": {"type": "PrefillLeg", "transfer": "t", "push_to": "10.0.0.1:1"}, "prompt_token_ids": [1]}
