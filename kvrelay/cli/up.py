@@ -38,6 +38,7 @@ def up(
     with reported():
         settings = load(config, cluster=cluster, router={"port": port}, model={"path": model, "dtype": dtype})
     run(_serve(settings))
+    console.print("Stopped.")
 
 
 async def _serve(config: Config) -> None:
@@ -52,7 +53,6 @@ async def _serve(config: Config) -> None:
                 await cluster.wait()
             finally:
                 console.print("Stopping ...")
-    console.print("Stopped.")
 
 
 def served_name(cluster: LocalCluster) -> str:

@@ -20,7 +20,7 @@ from kvrelay.deploy.key import make_key, read_key
 from kvrelay.deploy.members import Kind, Member, RunDir, members, settle_ports
 from kvrelay.deploy.model import model_path
 from kvrelay.deploy.process import Child, describe_exit
-from kvrelay.deploy.progress import STARTING, LogFollower, Progress, last_lines
+from kvrelay.deploy.progress import STARTING, LogFollower, Progress, first_error, last_lines
 from kvrelay.errors import Lost
 from kvrelay.types import Role, Value
 
@@ -173,11 +173,7 @@ class LocalCluster:
     def _raise_if_crashed(self) -> None:
         for name, child in self._children.items():
             if not child.running and name not in self._doomed:
-                log = self.run.log(name)
-                raise Lost(
-                    f"{name} {describe_exit(child.exit_status)}; its log is {log} and ends with:\n"
-                    + last_lines(log, _TAIL_LINES)
-                )
+                raise Lost(f"{name} {describe_exit(child.exit_status)}; {_quote(self.run.log(name))}")
 
     async def _until_ready(self, names: list[str]) -> None:
         limit_s = self.config.worker.start_wait_s + _STOP_GRACE_S  # a worker that is too slow says so itself before
@@ -225,3 +221,10 @@ class LocalCluster:
         shutil.rmtree(self.run.scratch, ignore_errors=True)
         if self._own_dir and not (keep_logs and self._children):
             shutil.rmtree(self.run.path, ignore_errors=True)
+
+
+def _quote(log: Path) -> str:
+    """What a person needs of a dead process's log."""
+    cause = first_error(log)
+    hint = f"The first error in it:\n{cause}\n" if cause else ""
+    return f"its log is {log} and ends with:\n{last_lines(log, _TAIL_LINES)}\n{hint}"

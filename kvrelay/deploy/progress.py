@@ -38,6 +38,7 @@ _MILESTONES: tuple[tuple[str, float, str], ...] = (
     ("Starting vLLM server", 0.97, "waiting for its health check"),
     (READY_MARK, 1.0, "serving"),
 )
+_ERROR = re.compile(r"(?:^|\] |\) |\.)([A-Z]\w*(?:Error|Exception): \S.*)")
 _KV_TOKENS = re.compile(r"KV cache size: ([\d,]+) tokens")
 
 
@@ -78,6 +79,15 @@ class LogFollower:
         step = milestone(line)
         if step is not None and step.fraction > self.progress.fraction:
             self.progress = step
+
+
+def first_error(path: Path) -> str:
+    """The first line of a log that names an exception, which is usually the cause of those below it; or nothing."""
+    if not path.exists():
+        return ""
+    with path.open(errors="replace") as file:
+        found = next((match for line in file if (match := _ERROR.search(line)) is not None), None)
+    return found[1] if found is not None else ""
 
 
 def last_lines(path: Path, count: int) -> str:

@@ -34,10 +34,11 @@ Sink = Callable[[bytes], None]
 class EngineServer:
     """A vLLM process and what is known of it."""
 
-    def __init__(self, spec: EngineSpec, child: Child, http: aiohttp.ClientSession) -> None:
+    def __init__(self, spec: EngineSpec, child: Child, http: aiohttp.ClientSession, *, quote_log: bool) -> None:
         self.spec = spec
         self._child = child
         self._http = http
+        self._quote_log = quote_log
         self._tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
 
     def __repr__(self) -> str:
@@ -87,6 +88,8 @@ class EngineServer:
 
     def _lost(self, what: str) -> Lost:
         state = "" if self._child.running else f" ({describe_exit(self._child.exit_status)})"
+        if not self._quote_log:
+            return Lost(f"the engine at {self.url} {what}{state}; see its log above")
         tail = "\n".join(self._tail) or "(it logged nothing)"
         return Lost(f"the engine at {self.url} {what}{state}. The end of its log:\n{tail}")
 
@@ -126,7 +129,7 @@ async def engine_server(spec: EngineSpec, sink: Sink | None = None) -> AsyncIter
         environment = engine_environment(spec, {**os.environ, "TMPDIR": scratch})
         child = await Child.start("engine", engine_command(spec), environment, asyncio.subprocess.PIPE)
         async with aiohttp.ClientSession(timeout=timeout) as http:
-            engine = EngineServer(spec, child, http)
+            engine = EngineServer(spec, child, http, quote_log=sink is not None)
             log = asyncio.create_task(engine.relay_log(sink or write_to(sys.stdout.buffer)))
             try:
                 yield engine

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvrelay.deploy.progress import READY_MARK, STARTING, LogFollower, last_lines, milestone
+from kvrelay.deploy.progress import READY_MARK, STARTING, LogFollower, first_error, last_lines, milestone
 
 # Lines of a real start of vLLM 0.32.0, shortened.
 LOG = """(APIServer pid=1) INFO 11-29 16:03:21 [api_utils.py:286] non-default args: {'host': '127.0.0.1'}
@@ -68,3 +68,16 @@ def test_the_end_of_a_log(tmp_path: Path) -> None:
     assert last_lines(log, 3) == ""
     log.write_text("a\nb\nc\n")
     assert last_lines(log, 2) == "b\nc"
+
+
+def test_the_first_error_of_a_log_is_its_cause(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert first_error(log) == ""
+    log.write_text(
+        "INFO config error_handler='raise ValueError: x'\n"
+        "(EngineCore pid=2) ERROR 11-29 [core.py:1] AssertionError: sizes differ\n"
+        "RuntimeError: Engine core initialization failed. See root cause above.\n"
+    )
+    assert first_error(log) == "AssertionError: sizes differ"
+    log.write_text("pydantic_core._pydantic_core.ValidationError: 1 validation error\nall is well\n")
+    assert first_error(log) == "ValidationError: 1 validation error"
