@@ -254,3 +254,20 @@ def test_ten_thousand_requests_with_faults_leave_nothing_behind() -> None:
     brain.check_invariants()
     assert (brain.in_flight, repr(brain.loads)) == (0, "<Loads 0 prefill legs, 0 sequences>")
     assert repr(brain.ledger).startswith("<Ledger 1000/1000")
+
+
+def test_a_hot_prefix_spreads_when_its_worker_queues() -> None:
+    brain, chance = fleet(prefill=4), random.Random(3)
+    hot = tuple(name_pages(root_name(fingerprint()), range(400), 4))
+    running: list[str] = []
+    chosen: Counter[str] = Counter()
+    for number in range(400):
+        name = f"r{number}"
+        names = hot if chance.random() < 0.9 else tuple(name_pages(root_name(fingerprint(), salt=name), range(400), 4))
+        chosen[begin(brain, ask(name, (410,), names=names)).prefills[0].worker] += 1
+        running.append(name)
+        if len(running) > 8:
+            done = running.pop(0)
+            brain.prefill_finished(done, 0, 0, 0.0)
+            brain.finish(done, status=200, output_tokens=1, now=0.0)
+    assert max(chosen.values()) <= 2 * 400 / 4
