@@ -129,10 +129,18 @@ class Arena:
         start = self._data_offset + slot * self.stride + layer * self.format.segment_bytes
         return self._view[start : start + tokens * self.format.token_layer_bytes]
 
-    def whole(self, slot: int) -> memoryview:
-        """All layers of a page without a gap: only a full page has none."""
-        start = self._data_offset + slot * self.stride
-        return self._view[start : start + self.format.page_bytes]
+    def span(self, slot: int, first: int, layers: int) -> memoryview:
+        """``layers`` neighbouring layers of a full page as one view: one copy instead of one a layer."""
+        start = self._data_offset + slot * self.stride + first * self.format.segment_bytes
+        return self._view[start : start + layers * self.format.segment_bytes]
+
+    def views(self, slot: int, layers: list[int], tokens: int) -> list[memoryview]:
+        """The segments of ``layers``, in that order, in as few views as their neighbourhood allows."""
+        if tokens < self.format.page_tokens:
+            return [self.segment(slot, layer, tokens) for layer in layers]
+        starts = [at for at in range(len(layers)) if at == 0 or layers[at] != layers[at - 1] + 1]
+        ends = [*starts[1:], len(layers)]
+        return [self.span(slot, layers[start], end - start) for start, end in zip(starts, ends, strict=True)]
 
     def publish(self, ref: SlotRef, layer: int, checksum: int) -> bool:
         """Mark ``layer`` as in. False, and nothing written, when ``ref`` is stale."""
@@ -142,12 +150,12 @@ class Arena:
         self._ready[layer, ref.slot] = ref.generation
         return True
 
-    def publish_page(self, ref: SlotRef, checksums: list[int]) -> bool:
-        """``publish`` for all layers of one page."""
+    def publish_layers(self, ref: SlotRef, layers: list[int], checksums: list[int]) -> bool:
+        """``publish`` for several layers of one page."""
         if not self.is_current(ref):
             return False
-        self._checksum[:, ref.slot] = checksums
-        self._ready[:, ref.slot] = ref.generation
+        self._checksum[layers, ref.slot] = checksums
+        self._ready[layers, ref.slot] = ref.generation
         return True
 
     def publish_many(self, slots: Ints, generations: Ints, layer: int, checksums: Checksums) -> None:

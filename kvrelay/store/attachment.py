@@ -54,6 +54,9 @@ class Attachment:
         except TimeoutError as error:
             link.close()
             raise Lost("the store did not answer to Attach in time") from error
+        except OSError as error:
+            link.close()
+            raise Lost(f"cannot map the store's arena: {error}") from error
         except BaseException:
             link.close()
             raise

@@ -76,13 +76,20 @@ class StoreClient:
 
     def close(self) -> None:
         """End the link and the thread."""
-        if self._thread.is_alive():
+        if self._thread.ident is None:
+            self._loop.close()
+        elif self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stop.set)
             self._thread.join()
 
     def wait_attached(self, timeout_s: float) -> bool:
         """Block until the arena is mapped; whether it is."""
         return self._is_attached.wait(timeout_s)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the background thread runs; when it does not, nothing will ever attach again."""
+        return self._thread.is_alive()
 
     # ------------------------------------------------------------ never blocking
 
@@ -101,7 +108,8 @@ class StoreClient:
     def take_slots(self, count: int) -> list[SlotRef]:
         """Up to ``count`` empty slots to write into, each to be announced once; fewer when out."""
         slots = self._stock.take(count)
-        self._on_loop(self._poke)
+        if self._stock.is_low:
+            self._on_loop(self._poke)
         return slots
 
     def give_back(self, slots: Sequence[SlotRef]) -> None:
@@ -252,6 +260,7 @@ class StoreClient:
             self._loop.run_until_complete(self._run())
         finally:
             self._attachment = None
+            self.problem = self.problem or "its thread died"
             self._loop.close()
 
     async def _run(self) -> None:

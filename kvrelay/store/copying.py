@@ -21,21 +21,18 @@ def write_page(arena: Arena, ref: SlotRef, payload: bytes | memoryview, tokens: 
         raise ValueError(f"a page of {tokens} tokens has {size * arena.format.layers} bytes, not {len(source)}")
     if not arena.is_current(ref):
         raise Lost("the store was restarted meanwhile; put the page again")
-    if tokens == arena.format.page_tokens:
-        arena.whole(ref.slot)[:] = source
-    else:
-        for layer in range(arena.format.layers):
-            arena.segment(ref.slot, layer, tokens)[:] = source[layer * size : (layer + 1) * size]
+    layers = list(range(arena.format.layers))
+    offset = 0
+    for view in arena.views(ref.slot, layers, tokens):
+        view[:] = source[offset : offset + len(view)]
+        offset += len(view)
     # Of the source, so that a bad copy is found.
-    arena.publish_page(ref, _checksums(source, arena.format.layers))
+    arena.publish_layers(ref, layers, checksums(source, size))
 
 
 def read_page(arena: Arena, ref: SlotRef, tokens: int) -> bytes | None:
     """A copy of a pinned page; None when a layer is missing, a checksum is wrong or the slot moved on."""
-    if tokens == arena.format.page_tokens:
-        copy = bytes(arena.whole(ref.slot))
-    else:
-        copy = b"".join(arena.segment(ref.slot, layer, tokens) for layer in range(arena.format.layers))
+    copy = b"".join(arena.views(ref.slot, list(range(arena.format.layers)), tokens))
     return copy if is_intact(arena, ref, copy) and arena.is_current(ref) else None
 
 
@@ -45,9 +42,9 @@ def is_intact(arena: Arena, ref: SlotRef, copy: bytes) -> bool:
         return False
     layers = np.arange(arena.format.layers)
     published: list[int] = arena.checksums(np.full(len(layers), ref.slot), layers).tolist()
-    return _checksums(memoryview(copy), len(layers)) == published
+    return checksums(memoryview(copy), len(copy) // len(layers)) == published
 
 
-def _checksums(page: memoryview, layers: int) -> list[int]:
-    size = len(page) // layers
-    return [xxhash.xxh3_64_intdigest(page[start : start + size]) for start in range(0, len(page), size)]
+def checksums(run: memoryview, segment_bytes: int) -> list[int]:
+    """Checksum of each segment of a run without gaps."""
+    return [xxhash.xxh3_64_intdigest(run[start : start + segment_bytes]) for start in range(0, len(run), segment_bytes)]

@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-
-import xxhash
+from itertools import groupby
 
 from kvrelay.channel import Channel
 from kvrelay.errors import Malformed, Refused
@@ -24,6 +23,7 @@ from kvrelay.protocol import (
     Segments,
 )
 from kvrelay.store.arena import SlotState
+from kvrelay.store.copying import checksums
 from kvrelay.store.keeper import Keeper
 from kvrelay.store.page import Page
 from kvrelay.store.shelf import Shelf
@@ -41,6 +41,13 @@ class Wanted:
     page: Page
     layers: set[int]
     unverified: int
+
+    def takes(self, layers: list[int]) -> bool:
+        """Whether all of ``layers`` are still to come, each once; from now on they are not."""
+        fits = len(set(layers)) == len(layers) and self.layers.issuperset(layers)
+        if fits:
+            self.layers.difference_update(layers)
+        return fits
 
 
 @dataclass(slots=True)
@@ -62,10 +69,12 @@ class Incoming:
 
 @dataclass(slots=True)
 class Landing:
-    """Where a segment goes; no page when nobody wants it (any more)."""
+    """Where the segments of one page in one message go; no page when nobody wants them (any more)."""
 
-    view: memoryview
-    item: Segment
+    index: int
+    layers: list[int]
+    checksums: list[int]
+    views: list[memoryview]
     page: Page | None
 
 
@@ -163,10 +172,10 @@ class Inbound:
             return
         landings = self._land(incoming, message)
         self._keeper.transfers.received(incoming.transfer, 0, self._clock())
-        await self._link.recv_into([landing.view for landing in landings], stall_s=self._stall_s)
+        await self._link.recv_into([view for landing in landings for view in landing.views], stall_s=self._stall_s)
         self._keeper.counts.add("bytes_received", message.payload_bytes)
         self._keeper.transfers.received(incoming.transfer, message.payload_bytes, self._clock())
-        damaged = {landing.item.page for landing in landings if not self._verify(incoming, landing)}
+        damaged = {landing.index for landing in landings if not self._verify(incoming, landing)}
         self._keeper.progress(self._clock())
         if damaged:
             names = [incoming.names[index] for index in sorted(damaged)]
@@ -182,38 +191,39 @@ class Inbound:
 
     def _land(self, incoming: Incoming, message: Segments) -> list[Landing]:
         """A place for every segment. Raises ``Malformed`` when they do not add up to the payload."""
-        landings: list[Landing] = []
-        size = incoming.shelf.arena.format.token_layer_bytes
-        for item in message.items:
-            landings += self._place(incoming, item, incoming.tokens(item.page) * size)
-        if sum(len(landing.view) for landing in landings) != message.payload_bytes:
+        landings = [
+            self._place(incoming, index, list(items)) for index, items in groupby(message.items, lambda item: item.page)
+        ]
+        if sum(len(view) for landing in landings for view in landing.views) != message.payload_bytes:
             raise Malformed(f"segments of {message.transfer} do not add up to its payload")
         return landings
 
-    def _place(self, incoming: Incoming, item: Segment, size: int) -> list[Landing]:
-        wanted = incoming.wanted.get(item.page)
-        if wanted is None or wanted.page.state is not SlotState.FILLING or item.layer not in wanted.layers:
-            return [Landing(view, item, None) for view in self._waste(size)]
-        wanted.layers.discard(item.layer)
-        page = wanted.page
-        view = incoming.shelf.arena.segment(page.ref.slot, item.layer, page.tokens)
-        return [Landing(view, item, page)]
+    def _place(self, incoming: Incoming, index: int, items: list[Segment]) -> Landing:
+        """Slots for the layers of one page; its layers that are in already must not be written again."""
+        arena, tokens = incoming.shelf.arena, incoming.tokens(index)
+        layers, checksums = [item.layer for item in items], [item.checksum for item in items]
+        wanted = incoming.wanted.get(index)
+        if wanted is None or wanted.page.state is not SlotState.FILLING or not wanted.takes(layers):
+            waste = self._waste(len(items) * tokens * arena.format.token_layer_bytes)
+            return Landing(index, layers, checksums, waste, None)
+        return Landing(index, layers, checksums, arena.views(wanted.page.ref.slot, layers, tokens), wanted.page)
 
     def _verify(self, incoming: Incoming, landing: Landing) -> bool:
-        """Publish a segment that holds what its sender says; False when it does not."""
-        page, item = landing.page, landing.item
+        """Publish segments that hold what their sender says; False when one does not."""
+        page = landing.page
         if page is None:
             return True
-        if xxhash.xxh3_64_intdigest(landing.view) != item.checksum:
+        size = page.tokens * incoming.shelf.arena.format.token_layer_bytes
+        if [checksum for view in landing.views for checksum in checksums(view, size)] != landing.checksums:
             self._keeper.counts.add("checksum_failures")
-            self._drop(incoming, item.page)
+            self._drop(incoming, landing.index)
             return False
-        incoming.shelf.arena.publish(page.ref, item.layer, item.checksum)
-        wanted = incoming.wanted.get(item.page)
+        incoming.shelf.arena.publish_layers(page.ref, landing.layers, landing.checksums)
+        wanted = incoming.wanted.get(landing.index)
         if wanted is not None:
-            wanted.unverified -= 1
+            wanted.unverified -= len(landing.layers)
             if wanted.unverified == 0:
-                self._complete(incoming, item.page)
+                self._complete(incoming, landing.index)
         return True
 
     def _complete(self, incoming: Incoming, index: int) -> None:

@@ -19,6 +19,8 @@ from kvrelay.store.shelf import Shelf
 from kvrelay.store.transfers import Transfer, Transfers, Way
 from kvrelay.types import PageName, SlotRef
 
+MAX_ID_LENGTH = 256
+"""Of transfers and leases."""
 FILL_STALL_S = 30.0
 """A page that gets no layer for so long is given up; a chunk's forward pass takes seconds at most."""
 
@@ -126,7 +128,8 @@ class Keeper:
             self.catalog.condemn(page, now)
 
     def acquire(self, owner: str, message: Acquire, now: float) -> Acquired:
-        """Pin what is here or arriving. Raises ``Overloaded``."""
+        """Pin what is here or arriving. Raises ``Overloaded``, ``Malformed``."""
+        check_id(message.lease)
         self.progress(now)
         pages = [self.catalog.find(name) for name in message.names]
         found = [page for page in pages if page is not None]
@@ -158,6 +161,7 @@ class Keeper:
     ) -> Transfer | None:
         """A hand-off begins. None when its id is known. Raises ``Malformed`` when names and tokens disagree."""
         self._now = now
+        check_id(id)
         for name in names:
             check_name(name)
         if len(names) != shelf.arena.format.pages_for(tokens) or len(set(names)) != len(names) or not names:
@@ -191,6 +195,12 @@ class Keeper:
 
 def _held(page: Page) -> Held:
     return Held(page.ref, page.tokens, page.state is SlotState.COMPLETE)
+
+
+def check_id(id: str) -> None:
+    """Raise ``Malformed`` unless ``id``, chosen by somebody else, is short enough to be kept."""
+    if not 0 < len(id) <= MAX_ID_LENGTH:
+        raise Malformed(f"an id has 1 to {MAX_ID_LENGTH} characters, not {len(id)}")
 
 
 def check_name(name: PageName) -> None:

@@ -59,6 +59,8 @@ class Peers:
         transfer = self._keeper.open_transfer(
             message.transfer, owner, message.names, message.total_tokens, shelf, way, now
         )
+        if transfer is None and self._keeper.transfers.get(message.transfer) is None:
+            raise Overloaded("this store has too many open transfers")
         if transfer is not None and message.push_to is not None and not stays:
             self._push(transfer, message.push_to, shelf, now)
 

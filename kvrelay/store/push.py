@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 
@@ -127,9 +128,12 @@ class Push:
         return self._batch(pages, columns.tolist(), layers.tolist(), checksums)
 
     def _batch(self, pages: list[Page], columns: list[int], layers: list[int], checksums: list[int]) -> Batch:
-        wanted, segment = self._wanted, self._arena.segment
+        wanted = self._wanted
         items = [Segment(wanted[c], layer, s) for c, layer, s in zip(columns, layers, checksums, strict=True)]
-        views = [segment(pages[c].ref.slot, layer, pages[c].tokens) for c, layer in zip(columns, layers, strict=True)]
+        views: list[memoryview] = []
+        for column, group in groupby(zip(columns, layers, strict=True), lambda pair: pair[0]):
+            page = pages[column]
+            views += self._arena.views(page.ref.slot, [layer for _, layer in group], page.tokens)
         size = sum(map(len, views))
         done = [wanted[column] for column in np.flatnonzero(self._sent.all(axis=0)).tolist()]
         return Batch(Segments(transfer=self.transfer.id, items=items, payload_bytes=size), views, done)

@@ -25,6 +25,11 @@ class SlotStock:
         """How many to ask for to be back at the target."""
         return max(0, self.target - len(self._slots))
 
+    @property
+    def is_low(self) -> bool:
+        """Time to refill: not for every slot, each question wakes two threads."""
+        return self.missing > self.target // 4
+
     def take(self, count: int) -> list[SlotRef]:
         """Up to ``count`` slots; fewer when out."""
         with self._lock:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -67,6 +67,9 @@ class Transfers:
     def __repr__(self) -> str:
         return f"<Transfers {self.open_count} open of {len(self._transfers)}>"
 
+    def __iter__(self) -> Iterator[Transfer]:
+        return iter(self._transfers.values())
+
     @property
     def open_count(self) -> int:
         return sum(transfer.is_open for transfer in self._transfers.values())
@@ -93,7 +96,7 @@ class Transfers:
         """Pass a worker's milestone on to the routers."""
         self.touch(id, now)
         transfer = self._transfers.get(id)
-        if stage is Stage.FAILED and transfer is not None:
+        if stage is Stage.FAILED and transfer is not None and transfer.is_open:
             self.fail(transfer, reason, now)
         else:
             self._emit(TransferEvent(store=self._store, transfer=id, stage=stage, reason=reason, tokens=tokens))

@@ -1,0 +1,123 @@
+"""What routers hear of a store: who it is, that it lives, and the milestones of every transfer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+from kvrelay.channel import Channel, Listener, bind_tcp
+from kvrelay.protocol import Heartbeat, Message, NewPage, RegisterStore, TransferEvent
+from kvrelay.store.client import StoreClient
+from kvrelay.types import Stage
+from tests.store.conftest import KEY, StoreProcess, page_name, payload
+from tests.store.test_hostile import eventually
+
+Start = Callable[..., StoreProcess]
+Connect = Callable[..., StoreClient]
+
+
+class Ear:
+    """A router that only listens."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.heard: list[Message] = []
+
+    async def serve(self, link: Channel) -> None:
+        while True:
+            self.heard.append(await link.recv())
+
+    def stages(self, transfer: str) -> list[tuple[str, Stage]]:
+        events = [message for message in self.heard if isinstance(message, TransferEvent)]
+        return [(event.store, event.stage) for event in events if event.transfer == transfer]
+
+    def event(self, transfer: str, stage: Stage) -> TransferEvent:
+        events = [message for message in self.heard if isinstance(message, TransferEvent)]
+        return next(event for event in events if (event.transfer, event.stage) == (transfer, stage))
+
+
+@contextlib.asynccontextmanager
+async def listening() -> AsyncIterator[Ear]:
+    sock = bind_tcp("127.0.0.1", 0)
+    host, port = sock.getsockname()
+    ear = Ear(f"{host}:{port}")
+    listener = Listener(sock, KEY, receiver="router", purposes={"feed"}, serve=ear.serve)
+    task = asyncio.create_task(listener.run())
+    try:
+        yield ear
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_store_registers_and_shows_its_counters(start_store: Start) -> None:
+    async with listening() as ear:
+        store = await asyncio.to_thread(lambda: start_store(routers=(ear.address,)))
+        await eventually(lambda: any(isinstance(message, Heartbeat) for message in ear.heard))
+        first, second = ear.heard[:2]
+        assert isinstance(first, RegisterStore)
+        assert (first.store.name, first.store.address) == ("store-0", store.address)
+        assert isinstance(second, Heartbeat)
+        assert second.healthy
+        assert second.counts["pages_used"] == 0
+
+
+async def test_the_milestones_of_a_pushed_transfer_come_from_the_store_where_they_happen(
+    start_store: Start, connect: Connect
+) -> None:
+    async with listening() as ear:
+        p, d = [await asyncio.to_thread(start_store, name, 64, "", (ear.address,)) for name in ("store-p", "store-d")]
+        writer, reader = connect(p, "p/1"), connect(d, "d/1")
+        names = [page_name(number) for number in range(3)]
+        writer.open_transfer("t", names, 24, d.address)
+        writer.milestone("t", Stage.STARTED, tokens=24)
+        for number in range(3):
+            await asyncio.to_thread(writer.put, page_name(number), payload(number), 8)
+        writer.milestone("t", Stage.LAST_CHUNK, tokens=24)
+        await eventually(lambda: ("store-d", Stage.ARRIVED) in ear.stages("t"))
+        reader.milestone("t", Stage.LOADED, tokens=24)
+        await eventually(lambda: ("store-d", Stage.LOADED) in ear.stages("t"))
+        assert [stage for store, stage in ear.stages("t") if store == "store-p"] == [Stage.STARTED, Stage.LAST_CHUNK]
+        assert [stage for store, stage in ear.stages("t") if store == "store-d"] == [Stage.ARRIVED, Stage.LOADED]
+        arrived = ear.event("t", Stage.ARRIVED)
+        assert (arrived.tokens, arrived.bytes) == (24, 3 * len(payload(0)))
+        assert 0 < arrived.seconds < 5
+
+
+async def test_a_prompt_that_is_there_already_arrives_at_once_with_no_bytes(
+    start_store: Start, connect: Connect
+) -> None:
+    async with listening() as ear:
+        store = await asyncio.to_thread(lambda: start_store(routers=(ear.address,)))
+        client = connect(store)
+        await asyncio.to_thread(client.put, page_name(1), payload(1), 8)
+        client.open_transfer("t", [page_name(1)], 8, None)
+        await eventually(lambda: ear.stages("t") == [("store-0", Stage.ARRIVED)])
+        arrived = ear.event("t", Stage.ARRIVED)
+        assert (arrived.bytes, arrived.seconds) == (0, 0.0)
+
+
+async def test_a_refused_transfer_fails_with_the_reason(start_store: Start, connect: Connect) -> None:
+    async with listening() as ear:
+        store = await asyncio.to_thread(lambda: start_store(routers=(ear.address,)))
+        client = connect(store)
+        client.open_transfer("far", [page_name(1)], 8, "192.0.2.1:9")
+        client.open_transfer("odd", [page_name(1)], 80, None)
+        await eventually(lambda: ear.stages("far") and ear.stages("odd"))
+        assert "store.peers" in ear.event("far", Stage.FAILED).reason
+        assert "80 tokens" in ear.event("odd", Stage.FAILED).reason
+
+
+async def test_the_end_of_a_writer_fails_its_transfer_once(start_store: Start, connect: Connect) -> None:
+    async with listening() as ear:
+        store = await asyncio.to_thread(lambda: start_store(routers=(ear.address,)))
+        client = connect(store, grant_slots=1)
+        await eventually(lambda: client.describe()["slots_granted"] == 1)
+        client.open_transfer("t", [page_name(1)], 8, None)
+        await eventually(lambda: client.describe()["transfers_open"] == 1)
+        client.announce([NewPage(page_name(1), client.take_slots(1)[0], 8)], "t")
+        await asyncio.to_thread(client.close)
+        await eventually(lambda: bool(ear.stages("t")))
+        await asyncio.sleep(0.2)
+        assert ear.stages("t") == [("store-0", Stage.FAILED)]
