@@ -158,7 +158,7 @@ def _legend(record: Mapping[str, Any], parts: list[Phase]) -> Table:
 def _moved(transfer: Mapping[str, Any]) -> str:
     size_bytes = transfer.get("bytes") or 0
     way = f"{size_bytes / 1e6:,.1f} MB over the wire" if size_bytes else "in shared memory"
-    return f"{way}, while the prompt was being read"
+    return f"{way}, under the prefill"
 
 
 def _ms(seconds: float) -> str:

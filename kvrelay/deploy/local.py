@@ -122,12 +122,13 @@ class LocalCluster:
         await self._children[name].kill()
 
     async def restart(self, name: str) -> None:
-        """Start ``name`` again, on its old ports; return once it is ready. Kills it first when it runs."""
+        """Start ``name`` again, on its old ports; return once the router knows it. Kills it first when it runs."""
         if self._children[name].running:
             await self.kill(name)
         self._doomed.discard(name)
         await self._spawn(self._members[name])
         await self._until_ready([name])
+        await self._until_healthy()
 
     # ------------------------------------------------------------ start and end
 
@@ -196,7 +197,7 @@ class LocalCluster:
         return [name for name in names if not self._followers[name].progress.ready]
 
     async def _until_healthy(self) -> None:
-        """The router has heard of everybody; registrations take a heartbeat or two."""
+        """The router has heard of everybody that runs; registrations take a heartbeat or two."""
         answer = "no answer"
         try:
             async with asyncio.timeout(_HEALTHY_WAIT_S), aiohttp.ClientSession() as http:
@@ -211,7 +212,8 @@ class LocalCluster:
             raise Lost(f"the router at {self.url} did not become healthy: {answer} {error}") from error
 
     def _registered_names(self) -> list[str]:
-        return [member.name for member in self._members.values() if member.kind is not Kind.ROUTER]
+        running = [member for member in self._members.values() if self._children[member.name].running]
+        return [member.name for member in running if member.kind is not Kind.ROUTER]
 
     async def _close(self, *, keep_logs: bool) -> None:
         self._doomed |= set(self._members)

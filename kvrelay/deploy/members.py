@@ -109,7 +109,12 @@ def _cores(config: Config) -> tuple[int, ...]:
 
 
 def _control(config: Config) -> str:
-    return f"{config.router.control_host}:{config.router.control_port}"
+    return f"{_reachable(config.router.control_host)}:{config.router.control_port}"
+
+
+def _reachable(host: str) -> str:
+    """An address at which this machine reaches a listener bound to ``host``."""
+    return "127.0.0.1" if host in ("", "0.0.0.0") else host
 
 
 def _common(run: RunDir) -> tuple[str, ...]:
@@ -127,7 +132,7 @@ def _router(config: Config, run: RunDir, model: Path) -> Member:
         name="router",
         kind=Kind.ROUTER,
         arguments=("router", *_common(run), "--model", str(model)),
-        url=f"http://{config.router.host}:{config.router.port}",
+        url=f"http://{_reachable(config.router.host)}:{config.router.port}",
     )
 
 

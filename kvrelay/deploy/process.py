@@ -98,16 +98,22 @@ class Child:
         await self._sweep(self._tree())
 
     def _tree(self) -> list[psutil.Process]:
+        if not self.running:
+            return []  # its pid may be another's by now
         try:
             root = psutil.Process(self.pid)
             return [root, *root.children(recursive=True)]
         except psutil.NoSuchProcess:
             return []
 
+    def _own_session(self) -> set[int]:
+        """Its session, as long as that is not another's: a session's number stays taken while it has members."""
+        return {self.pid} if self.running or not psutil.pid_exists(self.pid) else set()
+
     async def _sweep(self, tree: list[psutil.Process]) -> None:
         """Kill ``tree`` and everything that still belongs to one of its sessions, then its shared memory files."""
         doomed = list(
-            {process.pid: process for process in [*tree, *_members({self.pid} | _sessions_led(tree))]}.values()
+            {process.pid: process for process in [*tree, *_members(self._own_session() | _sessions_led(tree))]}.values()
         )
         leftovers = {path for process in doomed for path in _shared_memory(process)}
         # Python's resource trackers end when all others have, and remove what those left: they are killed last.
