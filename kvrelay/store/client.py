@@ -6,7 +6,6 @@ A background thread keeps the link, for ever: while the store is away everything
 from __future__ import annotations
 
 import asyncio
-import secrets
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -35,15 +34,14 @@ from kvrelay.protocol import (
 from kvrelay.race import until_one_ends
 from kvrelay.store.arena import Arena
 from kvrelay.store.attachment import Attachment
-from kvrelay.store.copying import read_page, write_page
+from kvrelay.store.bulk import NamedPayload, put_pages, read_pages, wait
+from kvrelay.store.copying import read_page, read_page_into
 from kvrelay.store.refill import Refill
 from kvrelay.store.stock import SlotStock
 from kvrelay.types import PageFormat, PageName, SlotRef, Stage
 
 FIRST_RETRY_S = 0.05
 LAST_RETRY_S = 1.0
-ANSWER_S = 5.0
-"""Longest wait of a blocking helper."""
 
 M = TypeVar("M", bound=Message)
 
@@ -161,27 +159,20 @@ class StoreClient:
 
     def exists(self, names: Sequence[PageName]) -> list[bool]:
         """Which pages are complete in the store. Raises ``Lost``."""
-        return self._wait(self._ask(lambda id: Exists(id=id, names=list(names)), Existing)).present
+        return wait(self._ask(lambda id: Exists(id=id, names=list(names)), Existing)).present
 
     def describe(self) -> dict[str, int]:
         """The store's counters. Raises ``Lost``."""
-        return self._wait(self._ask(lambda id: Describe(id=id), Described)).counts
+        return wait(self._ask(lambda id: Describe(id=id), Described)).counts
 
     def put(self, name: PageName, payload: bytes | memoryview, tokens: int) -> None:
         """Store one page: per layer K, then V of ``tokens`` tokens. Raises ``Lost``, ``Overloaded``, ``ValueError``."""
         self.put_many([(name, payload, tokens)])
 
-    def put_many(self, pages: Sequence[tuple[PageName, bytes | memoryview, int]]) -> None:
+    def put_many(self, pages: Sequence[NamedPayload]) -> None:
         """``put`` for the pages of one prompt, in its order: later ones are evicted before earlier ones."""
         arena = self._mapped()
-        slots = self._slots(len(pages))
-        try:
-            for slot, (_name, payload, tokens) in zip(slots, pages, strict=True):
-                write_page(arena, slot, payload, tokens)
-        except (ValueError, Lost):
-            self.give_back(slots)
-            raise
-        self.announce([NewPage(name, slot, tokens) for slot, (name, _, tokens) in zip(slots, pages, strict=True)])
+        put_pages(self, arena, self._slots(len(pages)), pages)
 
     def get(self, name: PageName) -> bytes | None:
         """A verified copy of a page, None when it is not here or not whole. Raises ``Lost``."""
@@ -190,17 +181,17 @@ class StoreClient:
     def get_many(self, names: Sequence[PageName]) -> list[bytes | None]:
         """``get`` for many pages, with one question to the store."""
         arena = self._mapped()
-        lease = f"get-{secrets.token_hex(8)}"
-        held = self._wait(self.acquire(lease, names, ANSWER_S)).pages
-        try:
-            payloads = [read_page(arena, page.slot, page.tokens) if page and page.complete else None for page in held]
-        finally:
-            self.release(lease)
-        bad = [page.slot for page, got in zip(held, payloads, strict=True) if page and page.complete and got is None]
-        if bad:
-            self.report({"read_bad_checksum": len(bad)})
-            self.suspect(bad)
-        return payloads
+        return read_pages(self, names, lambda _, page: read_page(arena, page.slot, page.tokens))
+
+    def get_into(self, names: Sequence[PageName], targets: Sequence[memoryview]) -> list[bool]:
+        """``get_many`` into the caller's memory; False, and what is in the target means nothing, for a miss."""
+        arena = self._mapped()
+        return [
+            bool(read)
+            for read in read_pages(
+                self, names, lambda at, page: read_page_into(arena, page.slot, page.tokens, targets[at]) or None
+            )
+        ]
 
     def _mapped(self) -> Arena:
         arena = self.arena
@@ -212,17 +203,11 @@ class StoreClient:
         slots = self.take_slots(count)
         lacking = count - len(slots)
         if lacking:
-            slots += self._wait(self._ask(lambda id: Allocate(id=id, count=lacking), Granted)).slots
+            slots += wait(self._ask(lambda id: Allocate(id=id, count=lacking), Granted)).slots
         if len(slots) < count:
             self.give_back(slots)
             raise Overloaded("the store is full of pinned pages; release some or enlarge store.arena_bytes")
         return slots
-
-    def _wait(self, answer: Future[M]) -> M:
-        try:
-            return answer.result(ANSWER_S)
-        except TimeoutError as error:
-            raise Lost(f"the store did not answer within {ANSWER_S:g} s") from error
 
     # ------------------------------------------------------------ the background thread
 

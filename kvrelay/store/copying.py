@@ -36,7 +36,16 @@ def read_page(arena: Arena, ref: SlotRef, tokens: int) -> bytes | None:
     return copy if is_intact(arena, ref, copy) and arena.is_current(ref) else None
 
 
-def is_intact(arena: Arena, ref: SlotRef, copy: bytes) -> bool:
+def read_page_into(arena: Arena, ref: SlotRef, tokens: int, target: memoryview) -> bool:
+    """``read_page`` into the caller's memory; False when it holds nothing usable. Raises ValueError on its length."""
+    offset = 0
+    for view in arena.views(ref.slot, list(range(arena.format.layers)), tokens):
+        target[offset : offset + len(view)] = view
+        offset += len(view)
+    return is_intact(arena, ref, target[:offset]) and arena.is_current(ref)
+
+
+def is_intact(arena: Arena, ref: SlotRef, copy: bytes | memoryview) -> bool:
     """Whether ``copy``, all layers of one page, is what the page's writer published."""
     if not arena.ready_layers(np.array([ref.slot]), np.array([ref.generation])).all():
         return False

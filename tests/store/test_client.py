@@ -94,6 +94,13 @@ def test_many_pages_go_in_and_come_out_with_one_question(start_store: Start, con
     got = client.get_many([page_name(number) for number in range(21)])
     assert got == [*(payload(number) for number in range(20)), None]
     assert client.get_many([]) == []
+    target = bytearray(2 * len(payload(1)))
+    views = [memoryview(target)[: len(target) // 2], memoryview(target)[len(target) // 2 :]]
+    assert client.get_into([page_name(3), page_name(99)], views) == [True, False]
+    assert target == payload(3) + bytes(len(payload(3)))
+    with pytest.raises(ValueError, match="structure"):
+        client.get_into([page_name(3)], [views[0][:-1]])
+    eventually(lambda: client.describe()["pages_pinned"] == 0)
 
 
 def test_a_damaged_page_that_a_reader_suspects_is_forgotten_and_a_sound_one_stays(

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 import xxhash
 
-from kvrelay.channel import Channel, connect
+from kvrelay.channel import Channel, Listener, bind_tcp, connect
 from kvrelay.errors import Lost, Refused
 from kvrelay.protocol import (
     MAX_FRAME_BYTES,
@@ -326,3 +326,66 @@ async def test_a_client_that_does_not_read_its_answers_blocks_only_itself(start_
         for number in range(20):
             client.put(page_name(number), payload(number), 8)
             assert client.get(page_name(number)) == payload(number)
+
+
+# ---------------------------------------------------------------- a peer that receives
+
+
+BIG = PageFormat(layers=4, kv_heads=8, head_dim=128, dtype="float32", page_tokens=32)
+
+
+async def _want_everything_then_sleep(link: Channel) -> None:
+    assert isinstance(await link.recv(), PushOpen)
+    offered = await link.recv()
+    assert isinstance(offered, PushPages)
+    await link.send(PushWanted(transfer=offered.transfer, indices=offered.indices))
+    await asyncio.sleep(60)
+
+
+async def test_a_receiver_that_stops_reading_in_the_middle_costs_only_its_own_push(
+    start_store: Start, connect: Connect
+) -> None:
+    store = start_store(pages=10_000, toml="store.stalled_push_s = 0.5")
+    writer = connect(store, "p/1", format=BIG)
+    numbers = range(48)
+    for number in numbers:
+        writer.put(page_name(number), payload(number, 32, BIG), 32)
+    sock = bind_tcp("127.0.0.1", 0)
+    host, port = sock.getsockname()
+    listener = Listener(sock, KEY, receiver="deaf", purposes={"peer"}, serve=_want_everything_then_sleep)
+    task = asyncio.create_task(listener.run())
+    names = [page_name(number) for number in numbers]
+    writer.open_transfer("t", names, 32 * len(names), f"{host}:{port}")
+    await eventually(lambda: writer.describe()["pages_pinned"] > 0)
+    assert await asyncio.to_thread(writer.get, page_name(3)) == payload(3, 32, BIG)
+    await eventually(lambda: writer.describe()["pushes_failed"] == 1)
+    counts = writer.describe()
+    assert counts["bytes_pushed"] < 48 * BIG.page_bytes
+    assert (counts["pages_pinned"], counts["transfers_open"]) == (0, 0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [PushWanted(transfer="t", indices=[5]), PushWanted(transfer="t", indices=[-1]), Describe(id=1)],
+    ids=repr,
+)
+async def test_a_receiver_that_answers_nonsense_ends_the_push(
+    start_store: Start, connect: Connect, answer: Message
+) -> None:
+    async def serve(link: Channel) -> None:
+        while True:
+            if isinstance(await link.recv(), PushPages):
+                await link.send(answer)
+
+    writer = connect(start_store(), "p/1")
+    writer.put(page_name(1), payload(1), 8)
+    sock = bind_tcp("127.0.0.1", 0)
+    host, port = sock.getsockname()
+    task = asyncio.create_task(Listener(sock, KEY, receiver="odd", purposes={"peer"}, serve=serve).run())
+    writer.open_transfer("t", [page_name(1)], 8, f"{host}:{port}")
+    await eventually(lambda: writer.describe()["pushes_failed"] == 1)
+    assert writer.describe()["pages_pinned"] == 0
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

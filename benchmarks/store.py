@@ -1,0 +1,101 @@
+"""How fast pages go through a store: put, get, and push to another store over TCP, beside a plain copy.
+
+Run:  python -m benchmarks.store            (an idle machine with two cores or more, or the figures mean little)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+
+from kvrelay.config import parse
+from kvrelay.store.client import StoreClient
+from kvrelay.store.daemon import run_store
+from kvrelay.types import PageFormat, PageName
+
+FORMAT = PageFormat(layers=30, kv_heads=3, head_dim=64, dtype="bfloat16", page_tokens=32)
+PAGES = (64 << 20) // FORMAT.page_bytes
+ROUNDS = 8
+KEY = b"k" * 32
+
+
+def serve(socket_path: Path, started: Connection) -> None:
+    config = parse(f"store.arena_bytes = {3 * PAGES * FORMAT.page_bytes}")
+    work = run_store(
+        config,
+        name=socket_path.stem,
+        socket_path=socket_path,
+        key=KEY,
+        routers=(),
+        ready=lambda info: started.send(info.address),
+    )
+    asyncio.run(work)
+
+
+def start(folder: Path, name: str) -> tuple[multiprocessing.Process, str, StoreClient]:
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.Process(target=serve, args=(folder / name, theirs), daemon=True)
+    process.start()
+    address: str = ours.recv()
+    client = StoreClient(folder / name, KEY, owner=f"bench/{name}", format=FORMAT, grant_slots=PAGES)
+    client.start()
+    client.wait_attached(5)
+    return process, address, client
+
+
+def seconds(act: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    act()
+    return time.perf_counter() - started
+
+
+def push(near: StoreClient, far: StoreClient, names: list[PageName], address: str, serial: int) -> None:
+    near.open_transfer(f"t{serial}", names, PAGES * FORMAT.page_tokens, address)
+    while far.describe()["transfers_arrived"] <= serial:
+        time.sleep(0.0005)
+
+
+def main() -> None:
+    folder = Path(tempfile.mkdtemp(prefix="kvrelay-"))
+    near_process, _, near = start(folder, "near")
+    far_process, address, far = start(folder, "far")
+    data = [np.random.default_rng(number).bytes(FORMAT.page_bytes) for number in range(PAGES)]
+    source = np.frombuffer(b"".join(data), np.uint8)
+    target = np.zeros_like(source)
+    view, step = target.data, FORMAT.page_bytes
+    places = [view[start : start + step] for start in range(0, len(target), step)]
+        memoryview(target)[start : start + FORMAT.page_bytes] for start in range(0, len(target), FORMAT.page_bytes)
+    ]
+    best = dict.fromkeys(("copy", "put", "get", "push", "exists"), float("inf"))
+    for serial in range(ROUNDS):
+        time.sleep(0.7)
+        names = [PageName((serial * PAGES + number).to_bytes(16, "little")) for number in range(PAGES)]
+        pages = [(name, payload, FORMAT.page_tokens) for name, payload in zip(names, data, strict=True)]
+        acts: dict[str, Callable[[], object]] = {
+            "copy": lambda: np.copyto(target, source),
+            "put": lambda pages=pages: near.put_many(pages),  # type: ignore[misc]
+            "push": lambda names=names, serial=serial: push(near, far, names, address, serial),  # type: ignore[misc]
+            "get": lambda names=names: near.get_into(names, places),  # type: ignore[misc]
+            "exists": lambda names=names: near.exists((names * 3)[:200]),  # type: ignore[misc]
+        }
+        for name, act in acts.items():
+            best[name] = min(best[name], seconds(act))
+    size = PAGES * FORMAT.page_bytes
+    for name in ("copy", "put", "get", "push"):
+        print(f"{name:6} {size / best[name] / 1e9:6.2f} GB/s   {best['copy'] / best[name]:5.2f} of a copy")
+    print(f"exists of 200 names  {best['exists'] * 1e3:.3f} ms")
+    for client in (near, far):
+        client.close()
+    for process in (near_process, far_process):
+        process.terminate()
+
+
+if __name__ == "__main__":
+    main()
