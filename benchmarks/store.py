@@ -71,8 +71,6 @@ def main() -> None:
     target = np.zeros_like(source)
     view, step = target.data, FORMAT.page_bytes
     places = [view[start : start + step] for start in range(0, len(target), step)]
-        memoryview(target)[start : start + FORMAT.page_bytes] for start in range(0, len(target), FORMAT.page_bytes)
-    ]
     best = dict.fromkeys(("copy", "put", "get", "push", "exists"), float("inf"))
     for serial in range(ROUNDS):
         time.sleep(0.7)
