@@ -18,7 +18,10 @@ async def until_one_ends(*parts: Coroutine[Any, Any, None]) -> None:
     finally:
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    for task in tasks:
-        if task in done:
-            task.result()
+        await asyncio.wait(tasks)
+    ended = [task for task in tasks if task in done]
+    # An error that leaves here keeps this frame: without its tasks, or they would keep one another alive, and with
+    # them what they worked on, such as a mapped arena.
+    tasks, done, task = [], set(), None  # type: ignore[assignment]
+    while ended:
+        ended.pop(0).result()

@@ -14,6 +14,7 @@ from typing import Any
 
 from kvrelay.channel import Channel, Listener, bind_tcp, bind_unix
 from kvrelay.config import Config
+from kvrelay.errors import Misconfigured
 from kvrelay.feed import Feed
 from kvrelay.protocol import Heartbeat, RegisterStore
 from kvrelay.store.inbound import Inbound
@@ -23,6 +24,7 @@ from kvrelay.store.session import Session
 from kvrelay.store.shelf import Shelf
 from kvrelay.types import StoreInfo
 
+_EVERYWHERE = ("", "0.0.0.0")
 TICK_S = 0.5
 """How late a lease, a transfer or a failed slot may end."""
 
@@ -130,7 +132,9 @@ async def run_store(
     routers: tuple[str, ...],
     ready: Callable[[StoreInfo], None] | None = None,
 ) -> None:
-    """Serve until cancelled. Raises OSError when an address is taken."""
+    """Serve until cancelled. Raises OSError when an address is taken, ``Misconfigured``."""
+    if config.store.peer_host in _EVERYWHERE and not config.store.advertise:
+        raise Misconfigured("store.peer_host means every address: set store.advertise to the one that others can reach")
     with bind_unix(socket_path) as local, bind_tcp(config.store.peer_host, config.store.peer_port) as remote:
         host, port = remote.getsockname()
         daemon = StoreDaemon(config, name, key, routers, config.store.advertise or f"{host}:{port}")

@@ -1,0 +1,89 @@
+"""Starting a store: what it refuses, what it tells, and that nothing of a killed one is left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvrelay.channel import bind_tcp
+from kvrelay.config import parse
+from kvrelay.errors import Misconfigured
+from kvrelay.store.client import StoreClient
+from kvrelay.store.daemon import run_store
+from kvrelay.types import StoreInfo
+from tests.store.conftest import KEY, StoreProcess, eventually, page_name, payload
+
+Start = Callable[..., StoreProcess]
+Connect = Callable[..., StoreClient]
+
+
+async def start_and_stop(toml: str, path: Path) -> StoreInfo:
+    """Run a store until it is ready."""
+    ready: asyncio.Future[StoreInfo] = asyncio.get_running_loop().create_future()
+    work = run_store(parse(toml), name="s", socket_path=path, key=KEY, routers=(), ready=ready.set_result)
+    task = asyncio.create_task(work)
+    await asyncio.wait((task, ready), return_when=asyncio.FIRST_COMPLETED)
+    task.cancel()
+    await asyncio.wait((task,))
+    if not ready.done():
+        task.result()
+    return ready.result()
+
+
+async def test_every_address_needs_an_advertised_one(tmp_path: Path) -> None:
+    with pytest.raises(Misconfigured, match=r"store\.advertise"):
+        await start_and_stop('store.peer_host = "0.0.0.0"', tmp_path / "s")
+    info = await start_and_stop('store.peer_host = "0.0.0.0"\nstore.advertise = "10.0.0.7:7000"', tmp_path / "s")
+    assert info.address == "10.0.0.7:7000"
+
+
+async def test_a_store_tells_where_it_is_and_how_much_it_holds(tmp_path: Path) -> None:
+    info = await start_and_stop("store.arena_bytes = 1000000", tmp_path / "s")
+    assert (info.name, info.capacity_bytes) == ("s", 1_000_000)
+    assert info.address.startswith("127.0.0.1:")
+    again = await start_and_stop("", tmp_path / "s")
+    assert again.incarnation != info.incarnation
+
+
+async def test_a_taken_port_or_socket_is_an_error_at_the_start(tmp_path: Path) -> None:
+    with bind_tcp("127.0.0.1", 0) as taken, pytest.raises(OSError, match="in use"):
+        await start_and_stop(f"store.peer_port = {taken.getsockname()[1]}", tmp_path / "s")
+    assert (await start_and_stop("", tmp_path / "s")).name == "s"
+
+
+def test_a_second_store_on_the_same_socket_does_not_push_the_first_aside(start_store: Start, connect: Connect) -> None:
+    first = start_store()
+    with pytest.raises(AssertionError, match="did not start"):
+        StoreProcess(first.socket_path.parent)
+    client = connect(first)
+    client.put(page_name(1), payload(1), 8)
+    assert client.get(page_name(1)) == payload(1)
+
+
+def test_the_memory_of_a_killed_store_and_client_is_gone(start_store: Start, connect: Connect) -> None:
+    store = start_store(pages=4096)
+    client = connect(store)
+    for number in range(200):
+        client.put(page_name(number), payload(number), 8)
+    assert client.describe()["bytes_used"] == 200 * 8192
+    store.kill()
+    eventually(lambda: client.arena is None)
+    client.close()
+    open_files = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
+    assert not [name for name in open_files if "kvrelay-arena" in name]
+    assert "kvrelay-arena" not in Path("/proc/self/maps").read_text()
+    assert not [name for name in os.listdir("/dev/shm") if "kvrelay" in name]
+
+
+def test_an_interrupted_store_ends_cleanly(start_store: Start, connect: Connect) -> None:
+    store = start_store()
+    client = connect(store, grant_slots=2)
+    store.signal(signal.SIGINT)
+    store.process.wait(5)
+    assert not store.socket_path.exists()
+    eventually(lambda: client.arena is None)
