@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 
 import aiohttp
+import msgspec
 
 from kvrelay.config import Config, render
 from kvrelay.deploy.key import make_key, read_key
@@ -204,16 +205,17 @@ class LocalCluster:
                 while True:
                     async with http.get(f"{self.url}/health") as response:
                         answer = await response.text()
-                        if response.status == 200 and all(name in answer for name in self._registered_names()):
+                        if response.status == 200 and self._expected() <= _ready_names(answer):
                             return
                     self._raise_if_crashed()
                     await asyncio.sleep(_POLL_S)
         except (TimeoutError, aiohttp.ClientError) as error:
             raise Lost(f"the router at {self.url} did not become healthy: {answer} {error}") from error
 
-    def _registered_names(self) -> list[str]:
+    def _expected(self) -> set[str]:
+        """Members that the router should know."""
         running = [member for member in self._members.values() if self._children[member.name].running]
-        return [member.name for member in running if member.kind is not Kind.ROUTER]
+        return {member.name for member in running if member.kind is not Kind.ROUTER}
 
     async def _close(self, *, keep_logs: bool) -> None:
         self._doomed |= set(self._members)
@@ -223,6 +225,12 @@ class LocalCluster:
         shutil.rmtree(self.run.scratch, ignore_errors=True)
         if self._own_dir and not (keep_logs and self._children):
             shutil.rmtree(self.run.path, ignore_errors=True)
+
+
+def _ready_names(health: str) -> set[str]:
+    """Names of the members that the router's health answer calls ready."""
+    tree = msgspec.json.decode(health)
+    return {member["name"] for member in [*tree["workers"], *tree["stores"]] if member["ready"]}
 
 
 def _quote(log: Path) -> str:
