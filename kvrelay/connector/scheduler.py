@@ -107,7 +107,9 @@ class SchedulerHalf:
         Has no effect that asking twice would change.
         """
         tracked = self._requests.get(request.request_id)
-        if tracked is None or tracked.no_load:
+        if tracked is None or tracked.no_load or request.num_tokens == 1:
+            # Of a full hit vLLM computes the last token again. With one token that leaves none computed, and
+            # it would ask here and load for ever.
             return 0
         if tracked.lookup is None:
             # Preempted, and back: the answer of its first admission is stale.

@@ -13,7 +13,7 @@ from kvrelay.connector.layout import BlockLayout, token_slots
 from kvrelay.connector.loader import Loader, LoadResult
 from kvrelay.connector.plan import LoadJob, PageCopy, SaveJob
 from kvrelay.connector.saver import StepSaver
-from kvrelay.store.arena import Arena, SlotState
+from kvrelay.store.arena import Arena, Checksums, Ints, SlotState
 from kvrelay.types import PageFormat
 from tests.connector import caches
 
@@ -202,12 +202,12 @@ def test_a_slot_reused_between_check_and_copy_is_a_miss(arena: Arena, receiver: 
     save(arena, pages)
     checksums = arena.checksums
 
-    def reuse_then_read(slots: np.ndarray, layer: int) -> np.ndarray:
+    def reuse_then_read(slots: Ints, layer: int) -> Checksums:
         expected = checksums(slots, layer)
         arena.vacate(pages[0].slot)
         return expected
 
-    arena.checksums = reuse_then_read  # type: ignore[method-assign]
+    arena.checksums = reuse_then_read  # type: ignore[assignment, method-assign]
     result = receiver.load(arena, pages, 0, 32)
     assert result.counts == {"load_slot_reused": 1}
     assert result.bad_blocks == frozenset(receiver.table[:1])

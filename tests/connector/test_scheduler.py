@@ -162,7 +162,8 @@ def test_salts_separate_tenants(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "local", "expected"), [(100, 0, 100), (100, 64, 36), (96, 0, 96), (1, 0, 1), (64, 64, 0), (33, 0, 33)]
+    ("tokens", "local", "expected"),
+    [(100, 0, 100), (100, 64, 36), (96, 0, 96), (1, 0, 0), (2, 0, 2), (64, 64, 0), (33, 0, 33)],
 )
 def test_a_prompt_that_the_store_has_is_loaded_to_its_last_token(
     engine: Engine, tokens: int, local: int, expected: int

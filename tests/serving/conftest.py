@@ -60,7 +60,7 @@ def model() -> Path:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def http() -> AsyncIterator[aiohttp.ClientSession]:
-    timeout = aiohttp.ClientTimeout(total=300)
+    timeout = aiohttp.ClientTimeout(total=90)
     async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
         yield session
 

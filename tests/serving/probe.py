@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -31,9 +32,11 @@ class Probe:
     def worker(self, role: Role) -> WorkerView:
         return next(worker for worker in self.cluster.workers if worker.role is role)
 
-    def engine(self, role: Role) -> Engine:
-        path = self.cluster.run.path / f"engine-{self.worker(role).name}.json"
-        return msgspec.json.decode(path.read_bytes(), type=Engine)
+    @functools.cached_property
+    def engine(self) -> Engine:
+        """What the engines say of themselves; all of one cluster have one fingerprint."""
+        files = sorted(self.cluster.run.scratch.glob("worker-*/engine.json"))
+        return msgspec.json.decode(files[0].read_bytes(), type=Engine)
 
     async def metrics(self, url: str) -> dict[str, float]:
         """Samples of ``url``/metrics by name, those of one name and different labels by ``name{label=value}`` too."""
@@ -61,7 +64,7 @@ class Probe:
             self.cluster.stores[name],
             self.cluster.key,
             owner="test/1",
-            format=self.engine(Role.DECODE).fingerprint.format,
+            format=self.engine.fingerprint.format,
         )
         client.start()
         try:
@@ -80,7 +83,7 @@ class Probe:
         return total
 
     def page_names(self, tokens: list[int]) -> list[PageName]:
-        fingerprint = self.engine(Role.DECODE).fingerprint
+        fingerprint = self.engine.fingerprint
         return identity.name_pages(identity.root_name(fingerprint), tokens, fingerprint.format.page_tokens)
 
     async def leftovers(self) -> dict[str, Any]:

@@ -78,7 +78,7 @@ async def restart_stores(probe: Probe) -> None:
 async def wait_attached(probe: Probe, worker: str) -> None:
     """Engines come back to a restarted store by themselves; both halves count as links of one owner."""
     for _attempt in range(100):
-        if probe.counts().get("owners_attached", 0) >= 2:
+        if probe.counts().get("owners", 0) >= 2:
             return
         await asyncio.sleep(0.1)
     raise AssertionError(f"{worker} did not attach again: {probe.counts()}")
