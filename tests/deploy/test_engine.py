@@ -128,11 +128,14 @@ asyncio.run(main())
 
 
 @pytest.mark.vllm
-async def test_an_engine_serves_is_pinned_and_dies_with_a_killed_supervisor(tmp_path: Path) -> None:
+async def test_an_engine_serves_is_pinned_and_dies_with_a_killed_supervisor(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    scratch = tmp_path_factory.mktemp("e")  # short, for unix sockets live in it
     spec = tiny_spec(tmp_path)
     text = msgspec.json.encode(spec, enc_hook=str).decode()
     command = [sys.executable, "-c", SUPERVISOR, text, str(tmp_path / "log")]
-    child = await Child.start("supervisor", command, {**os.environ, "TMPDIR": str(tmp_path)}, asyncio.subprocess.PIPE)
+    child = await Child.start("supervisor", command, {**os.environ, "TMPDIR": str(scratch)}, asyncio.subprocess.PIPE)
     try:
         assert child.output is not None
         engine = psutil.Process(int(await child.output.readline()))
