@@ -58,6 +58,7 @@ class StoreClient:
         self._refill: Refill | None = None
         self._attachment: Attachment | None = None
         self._is_attached = threading.Event()
+        self._retry_s = FIRST_RETRY_S
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._work, name=f"store-client {owner}", daemon=True)
         self._stop = asyncio.Event()
@@ -258,19 +259,17 @@ class StoreClient:
         await self._stop.wait()
 
     async def _keep_link(self) -> None:
-        retry_s = FIRST_RETRY_S
         while True:
             try:
-                attachment = await Attachment.open(self._socket_path, self._key, self._owner, self._format)
-                retry_s = FIRST_RETRY_S
-                await self._serve(attachment)
+                # Not kept in a local: it would hold the arena of a dead store until the next one is there.
+                await self._serve(await Attachment.open(self._socket_path, self._key, self._owner, self._format))
             except KvrelayError as error:
                 self.problem = str(error)
-            await asyncio.sleep(retry_s)
-            retry_s = min(LAST_RETRY_S, 2 * retry_s)
+            await asyncio.sleep(self._retry_s)
+            self._retry_s = min(LAST_RETRY_S, 2 * self._retry_s)
 
     async def _serve(self, attachment: Attachment) -> None:
-        self._attachment, self.problem = attachment, ""
+        self._attachment, self.problem, self._retry_s = attachment, "", FIRST_RETRY_S
         self._refill = Refill(attachment, self._stock)
         self._is_attached.set()
         try:
