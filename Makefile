@@ -21,10 +21,11 @@ up: install ## start a store, a prefill worker, a decode worker and the router h
 	@$(BIN)/kvrelay up
 
 test: lint ## lint, then every test, those that start vLLM included
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -q -n 2 -m "not vllm"
+	@$(BIN)/python -m pytest -m vllm
 
 check: lint ## lint, then the quick tests, which start no vLLM: under a minute
-	@$(BIN)/python -m pytest -q -m "not vllm and not gpu and not slow"
+	@$(BIN)/python -m pytest -q -n 2 -m "not vllm and not gpu and not slow"
 
 lint: install $(VENV)/.dev
 	@$(BIN)/ruff check .

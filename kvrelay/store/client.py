@@ -167,13 +167,17 @@ class StoreClient:
         return wait(self._ask(lambda id: Describe(id=id), Described)).counts
 
     def put(self, name: PageName, payload: bytes | memoryview, tokens: int) -> None:
-        """Store one page: per layer K, then V of ``tokens`` tokens. Raises ``Lost``, ``Overloaded``, ``ValueError``."""
+        """Store one page: per layer K, then V of ``tokens`` tokens. Everybody finds it once this returns.
+
+        Raises ``Lost``, ``Overloaded``, ``ValueError``.
+        """
         self.put_many([(name, payload, tokens)])
 
     def put_many(self, pages: Sequence[NamedPayload]) -> None:
         """``put`` for the pages of one prompt, in its order: later ones are evicted before earlier ones."""
         arena = self._mapped()
         put_pages(self, arena, self._slots(len(pages)), pages)
+        self.exists([])  # messages are taken in order: once this is answered, the announcements were
 
     def get(self, name: PageName) -> bytes | None:
         """A verified copy of a page, None when it is not here or not whole. Raises ``Lost``."""

@@ -53,6 +53,7 @@ def test_a_failed_download_says_what_went_wrong_and_leaves_nothing(
     assert [path.name for path in models_root().iterdir()] == [".lock"]
 
 
+@pytest.mark.slow
 def test_a_fetched_model_is_whole_and_its_second_fetch_is_instant(fetched: Path) -> None:
     assert model.is_whole(fetched)
     assert model.model_path() == model.model_path(model.DEFAULT_MODEL) == fetched.resolve()
@@ -64,6 +65,7 @@ def test_a_fetched_model_is_whole_and_its_second_fetch_is_instant(fetched: Path)
     assert sorted(path.name for path in models_root().iterdir()) == [".lock", model.DEFAULT_MODEL]
 
 
+@pytest.mark.slow
 def test_a_damaged_file_is_found_and_fetched_again(fetched: Path) -> None:
     weights = fetched / "model.safetensors"
     with weights.open("r+b") as file:
@@ -78,6 +80,7 @@ def test_a_damaged_file_is_found_and_fetched_again(fetched: Path) -> None:
     assert model.is_whole(fetched)
 
 
+@pytest.mark.slow
 def test_the_tokenizer_splits_digits_and_gives_back_any_text(fetched: Path) -> None:
     from transformers import AutoTokenizer
 
@@ -88,6 +91,7 @@ def test_the_tokenizer_splits_digits_and_gives_back_any_text(fetched: Path) -> N
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (1, 2)
 
 
+@pytest.mark.slow
 def test_the_chat_template_is_that_of_the_model(fetched: Path) -> None:
     from transformers import AutoTokenizer
 
@@ -99,6 +103,7 @@ def test_the_chat_template_is_that_of_the_model(fetched: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_converted_model_answers_a_question(fetched: Path) -> None:
     torch = pytest.importorskip("torch")
     from transformers import AutoModelForCausalLM, AutoTokenizer

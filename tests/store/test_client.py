@@ -327,6 +327,7 @@ def test_two_formats_live_in_one_store(start_store: Start, connect: Connect) -> 
     assert theirs.get(page_name(2)) == payload(2, 4, other)
 
 
+@pytest.mark.slow
 def test_an_idle_store_hardly_wakes_up(start_store: Start, connect: Connect) -> None:
     store = start_store()
     client = connect(store, grant_slots=4)

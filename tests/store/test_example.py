@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.store.conftest import KEY, StoreProcess
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "store_client.py"
@@ -23,6 +25,7 @@ def test_the_store_example_puts_and_gets_pages(start_store: Callable[..., StoreP
     assert "stored: [True, True, True]\nintact: True\nshared: [True, False]\n" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_store_example_says_why_when_there_is_no_store(tmp_path: Path) -> None:
     (tmp_path / "key").write_bytes(KEY)
     done = run(str(tmp_path / "none.sock"), str(tmp_path / "key"))

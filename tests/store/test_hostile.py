@@ -41,6 +41,9 @@ Start = Callable[..., StoreProcess]
 Connect = Callable[..., StoreClient]
 SEGMENT = FORMAT.segment_bytes
 
+pytestmark = pytest.mark.slow
+"""Each test starts store processes of its own."""
+
 
 @contextlib.asynccontextmanager
 async def peer(store: StoreProcess, name: str = "rogue") -> AsyncIterator[Channel]:

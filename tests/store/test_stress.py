@@ -9,6 +9,8 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pytest
+
 from kvrelay.channel import bind_tcp, bind_unix
 from kvrelay.config import parse
 from kvrelay.errors import Overloaded
@@ -82,6 +84,7 @@ async def idle(daemon: StoreDaemon) -> None:
             await asyncio.sleep(0.05)
 
 
+@pytest.mark.slow
 async def test_a_crowd_on_two_small_stores_never_reads_a_wrong_page(tmp_path: Path) -> None:
     async with running("p", tmp_path) as p, running("d", tmp_path) as d:
         work = [
