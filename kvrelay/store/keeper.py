@@ -151,6 +151,7 @@ class Keeper:
             "pushes_open": len(self.pushes),
             "slots_granted": sum(len(writer.granted) for writer in self.writers),
             "owners": len(self._owners),
+            "owner_links": sum(self._owners.values()),
         }
         return self.counts.all() | self.catalog.gauges() | gauges | self.links()
 
