@@ -172,6 +172,16 @@ class Arena:
         """No more layers will come: the page was given up, or ``ref`` is stale."""
         return not self.is_current(ref) or int(self._state[ref.slot]) == SlotState.FAILED
 
+    def current(self, slots: Ints, generations: Ints) -> Bools:
+        """``is_current`` for many pages at once."""
+        mine: Bools = self._generation[slots] == generations
+        return mine
+
+    def lost(self, slots: Ints, generations: Ints) -> Bools:
+        """``is_failed`` for many pages at once."""
+        mine: Bools = (self._generation[slots] != generations) | (self._state[slots] == SlotState.FAILED)
+        return mine
+
     def state(self, ref: SlotRef) -> SlotState:
         """State of the slot; FREE when ``ref`` is stale."""
         return SlotState(int(self._state[ref.slot])) if self.is_current(ref) else SlotState.FREE

@@ -58,6 +58,16 @@ def test_a_vacated_slot_makes_its_references_stale(arena: Arena) -> None:
     assert not arena.ready_layers(*both).any()
 
 
+def test_many_pages_are_looked_at_together_as_each_one_would_be(arena: Arena) -> None:
+    refs = [arena.occupy(slot) for slot in range(4)]
+    arena.vacate(1)
+    arena.set_state(2, SlotState.FAILED)
+    slots, generations = np.array([0, 1, 2, 3]), np.array([ref.generation for ref in refs])
+    assert arena.current(slots, generations).tolist() == [arena.is_current(ref) for ref in refs]
+    assert arena.lost(slots, generations).tolist() == [arena.is_failed(ref) for ref in refs]
+    assert arena.lost(slots, generations).tolist() == [False, True, True, False]
+
+
 def test_publish_many_leaves_stale_references_out(arena: Arena) -> None:
     refs = [arena.occupy(slot) for slot in range(3)]
     arena.vacate(1)
