@@ -87,10 +87,9 @@ class _Load:
 
     def drop_lost(self) -> None:
         """Give up from the first page whose writer failed or whose slot was reused."""
-        for index in range(self.usable):
-            if self.arena.is_failed(SlotRef(int(self.numbers[index]), int(self.generations[index]))):
-                self.give_up_from(index, "load_page_lost")
-                return
+        lost = self.arena.lost(self.numbers[: self.usable], self.generations[: self.usable])
+        if lost.any():
+            self.give_up_from(int(np.argmax(lost)), "load_page_lost")
 
     def missing(self) -> int:
         """How many usable pages do not hold the next layer yet."""
@@ -169,7 +168,8 @@ class Loader:
         self._clock = clock
         self._todo: SimpleQueue[tuple[LoadJob, Arena | None, int] | None] = SimpleQueue()
         self._lock = threading.Lock()
-        self._pending: set[str] = set()
+        self._pending: dict[str, LoadJob] = {}
+        self._dead = False
         self._cancelled: set[str] = set()
         self._done: list[LoadResult] = []
         self._thread = threading.Thread(target=self._run, name="kvrelay-loader", daemon=True)
@@ -181,8 +181,11 @@ class Loader:
     def start(self, job: LoadJob, arena: Arena | None, epoch: int) -> None:
         """Queue a load from ``arena``, whose epoch must be ``epoch``."""
         with self._lock:
-            self._pending.add(job.request_id)
-        self._todo.put((job, arena, epoch))
+            self._pending[job.request_id] = job
+            if self._dead:
+                self._done.append(self._crashed(job))
+            else:
+                self._todo.put((job, arena, epoch))
 
     def cancel(self, request_id: str) -> None:
         """Stop a load soon. It is reported like any other; an unknown or reported one is left alone."""
@@ -195,19 +198,29 @@ class Loader:
         with self._lock:
             done, self._done = self._done, []
             for result in done:
-                self._pending.discard(result.request_id)
+                self._pending.pop(result.request_id, None)
                 self._cancelled.discard(result.request_id)
         return done
 
     def close(self) -> None:
         """End the thread after the load it is in."""
         with self._lock:
-            self._cancelled |= self._pending
+            self._cancelled.update(self._pending)
         self._todo.put(None)
         self._thread.join(timeout=5)
 
     def _run(self) -> None:
         active: list[_Load] = []
+        try:
+            self._work(active)
+        except Exception:  # border: an unreported load would hold its blocks and spin the engine for ever
+            logger.exception("the loader died; this engine computes every prompt from now on")
+            with self._lock:
+                self._dead = True
+                reported = {result.request_id for result in self._done}
+                self._done += [self._crashed(job) for id, job in self._pending.items() if id not in reported]
+
+    def _work(self, active: list[_Load]) -> None:
         while self._admit(active):
             moved = False
             for load in list(active):
@@ -242,6 +255,9 @@ class Loader:
             logger.exception("load of %s failed; the engine computes its prompt", load.job.request_id)
             load.give_up_from(0, "load_crashed")
             return True
+
+    def _crashed(self, job: LoadJob) -> LoadResult:
+        return LoadResult(job.request_id, self._all_blocks(job), (), {"load_crashed": 1})
 
     def _all_blocks(self, job: LoadJob) -> frozenset[int]:
         size = self._layout.block_tokens

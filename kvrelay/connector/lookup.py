@@ -14,8 +14,8 @@ from kvrelay.types import PageName
 LEASE_S = 60.0
 """Pins outlive the longest load: its deadline counts from its last progress, not from its start."""
 GRACE_S = 0.005
-"""The scheduler waits once for so long per request. An answer takes about 0.3 ms; without the wait, a request
-that arrives while another computes would lose a whole step (up to seconds on a CPU)."""
+"""The scheduler waits so long for an answer, once a step. It takes about 0.3 ms; without the wait, a request that
+arrives while another computes would lose a whole step (up to seconds on a CPU)."""
 RETRY_S = 0.01
 """Pause before the store is asked again while a transfer has not announced all pages."""
 
@@ -40,10 +40,11 @@ class Lookup:
         self._wait_s = wait_s
         self._pages: list[Held | None] = []
         self._waiting = False
-        self._asked_once = False
         self._asked_at = now
         self._born_at = now
-        self._progress_at = now
+        self._polled_at = -RETRY_S - 1
+        self._progress_at = -1.0
+        """When pages were last added, counted from the first look; before it, negative."""
         self._answer: Future[Acquired] | None = None
         self._ask(now)
 
@@ -53,14 +54,20 @@ class Lookup:
 
     def settled(self, now: float) -> bool:
         """Whether the answer is final. Asks again while a transfer may bring what is missing, until it stalls."""
-        stale = now >= self._asked_at + LEASE_S / 2
-        if self._answer is None and (stale or (self._waiting and now >= self._asked_at + RETRY_S)):
+        # Between two polls lies a step of the engine, up to seconds: an answer from before it is only a start.
+        grace_s = GRACE_S if now - self._polled_at > RETRY_S else 0.0
+        self._polled_at = now
+        self._read_answer(now, grace_s)
+        if self._answer is None and self._is_outdated(now):
             self._ask(now)
+            self._read_answer(now, grace_s)
         if self._answer is not None:
-            self._read_answer(now)
-        if self._answer is not None:
-            return self._stalled(now)
-        return not self._waiting or self._stalled(now)
+            return now - self._asked_at > self._wait_s
+        return not self._waiting or now - self._progress_at > self._wait_s
+
+    def _is_outdated(self, now: float) -> bool:
+        age_s = now - self._asked_at
+        return age_s >= LEASE_S / 2 or (self._waiting and age_s >= RETRY_S)
 
     def usable(self) -> list[Held]:
         """The pages that can be loaded: those before the first miss, arriving ones only with a transfer."""
@@ -87,25 +94,21 @@ class Lookup:
         self._asked_at = now
         self._answer = self._client.acquire(self.lease, self.names, LEASE_S, self._transfers)
 
-    def _read_answer(self, now: float) -> None:
-        assert self._answer is not None
+    def _read_answer(self, now: float, grace_s: float) -> None:
+        if self._answer is None:
+            return
         try:
-            answer = self._answer.result(timeout=0 if self._asked_once else GRACE_S)
+            answer = self._answer.result(timeout=grace_s)
         except FutureTimeout:
-            self._asked_once = True
             return
         except KvrelayError:
             # No store: pass through. The request is computed here.
             self._answer, self._waiting, self._pages = None, False, []
             return
-        before = self._found()
-        self._asked_once, self._answer = True, None
-        self._pages, self._waiting = answer.pages, answer.waiting
-        if self._found() > before:
+        first, before = self._progress_at < 0, self._found()
+        self._answer, self._pages, self._waiting = None, answer.pages, answer.waiting
+        if first or self._found() > before:
             self._progress_at = now
 
     def _found(self) -> int:
         return sum(page is not None for page in self._pages)
-
-    def _stalled(self, now: float) -> bool:
-        return now - self._progress_at > self._wait_s

@@ -10,7 +10,7 @@ import xxhash
 
 from kvrelay.connector.layout import BlockLayout, token_slots
 from kvrelay.connector.plan import PageCopy, SaveJob
-from kvrelay.store.arena import Arena
+from kvrelay.store.arena import Arena, Bools, Ints
 from kvrelay.types import SlotRef
 
 
@@ -18,11 +18,18 @@ from kvrelay.types import SlotRef
 class _Full:
     """Whole pages of a step: one gather and one scatter a layer for all of them."""
 
-    slots: torch.Tensor
-    numbers: np.ndarray
-    generations: np.ndarray
+    numbers: Ints
+    generations: Ints
     blocks: torch.Tensor
     offsets: torch.Tensor
+
+    @property
+    def slots(self) -> torch.Tensor:
+        return torch.from_numpy(self.numbers)
+
+    def only(self, alive: Bools) -> _Full:
+        """The pages whose slots are still theirs; for one layer's copy, after its gather."""
+        return _Full(self.numbers[alive], self.generations[alive], self.blocks, self.offsets)
 
 
 @dataclass
@@ -42,7 +49,6 @@ class StepSaver:
         self._layout = layout
         self._format = arena.format
         located = [(job, page) for job in jobs for page in job.pages if _is_current(arena, page)]
-        self.slots = [SlotRef(page.slot, page.generation) for _, page in located]
         full = [(job, page) for job, page in located if page.tokens == self._format.page_tokens]
         self._full = self._resolve_full(full)
         self._parts = [
@@ -63,7 +69,7 @@ class StepSaver:
         numbers = np.array([page.slot for _, page in located], dtype=np.int64)
         generations = np.array([page.generation for _, page in located], dtype=np.int64)
         blocks, offsets = (torch.cat(part) for part in zip(*places, strict=True))
-        return _Full(torch.from_numpy(numbers), numbers, generations, blocks, offsets)
+        return _Full(numbers, generations, blocks, offsets)
 
     def save(self, layer: int, kv_layer: torch.Tensor) -> None:
         """Copy one layer of every page, then mark it ready."""
@@ -74,24 +80,26 @@ class StepSaver:
 
     def _save_full(self, full: _Full, layer: int, kv_layer: torch.Tensor) -> None:
         key, value = self._layout.gather(kv_layer, full.blocks, full.offsets)
-        rows = arena_layer(self._arena, layer, kv_layer.dtype)
-        half = rows.shape[1] // 2
         pages = len(full.numbers)
-        rows[:, :half].index_copy_(0, full.slots, key.reshape(pages, half))
-        rows[:, half:].index_copy_(0, full.slots, value.reshape(pages, half))
-        size = self._format.page_tokens
-        sums = [xxhash.xxh3_64_intdigest(self._arena.segment(slot, layer, size)) for slot in full.numbers]
-        self._arena.publish_many(full.numbers, full.generations, layer, np.array(sums, dtype=np.uint64))
+        staged = torch.stack((key.reshape(pages, -1), value.reshape(pages, -1)), dim=1).view(pages, -1)
+        # Of the source, not of the arena: bytes that another writes into the slot must not be vouched for.
+        raw = staged.view(torch.uint8).numpy()
+        sums = np.array([xxhash.xxh3_64_intdigest(row) for row in raw], dtype=np.uint64)
+        alive = self._arena.current(full.numbers, full.generations)
+        if not alive.all():
+            staged, full, sums = staged[torch.from_numpy(alive)], full.only(alive), sums[alive]
+        arena_layer(self._arena, layer, kv_layer.dtype).index_copy_(0, full.slots, staged)
+        self._arena.publish_many(full.numbers, full.generations, layer, sums)
 
     def _save_part(self, part: _Part, layer: int, kv_layer: torch.Tensor) -> None:
         page = part.page
-        segment = self._arena.segment(page.slot, layer, page.tokens)
-        target = torch.frombuffer(segment, dtype=kv_layer.dtype)
         key, value = self._layout.gather(kv_layer, part.blocks, part.offsets)
-        half = target.numel() // 2
-        target[:half] = key.reshape(-1)
-        target[half:] = value.reshape(-1)
-        self._arena.publish(SlotRef(page.slot, page.generation), layer, xxhash.xxh3_64_intdigest(segment))
+        staged = torch.cat((key.reshape(-1), value.reshape(-1)))
+        checksum = xxhash.xxh3_64_intdigest(staged.view(torch.uint8).numpy())
+        if _is_current(self._arena, page):
+            target = torch.frombuffer(self._arena.segment(page.slot, layer, page.tokens), dtype=kv_layer.dtype)
+            target.copy_(staged)
+            self._arena.publish(SlotRef(page.slot, page.generation), layer, checksum)
 
 
 def _is_current(arena: Arena, page: PageCopy) -> bool:

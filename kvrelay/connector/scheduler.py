@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from kvrelay import identity
 from kvrelay.connector.engine import EngineRequest, has_plain_identity
@@ -18,6 +19,7 @@ from kvrelay.connector.plan import LoadJob, PageCopy, SaveJob, StepPlan
 from kvrelay.connector.saves import SaveProgress
 from kvrelay.errors import Malformed
 from kvrelay.protocol import DecodeLeg, NewPage, PrefillLeg, read_handoff
+from kvrelay.store.arena import Arena
 from kvrelay.store.client import StoreClient
 from kvrelay.types import Engine, SlotRef, Stage
 
@@ -63,6 +65,9 @@ class SchedulerHalf:
         self._new_loads: list[LoadJob] = []
         self._cancels: list[str] = []
         self._late: list[tuple[EngineRequest, Tracked, list[int], int]] = []
+        self._planned: list[SlotRef] = []
+        """Pages that the step in progress is to fill, in the arena ``_planned_in``."""
+        self._planned_in: Arena | None = None
         self.free_blocks = free_blocks
         """Free blocks of the engine's pool; None until vLLM binds it."""
 
@@ -167,20 +172,34 @@ class SchedulerHalf:
         plan = StepPlan(epoch=arena.epoch if arena is not None else 0)
         plan.loads, self._new_loads = self._new_loads, []
         plan.cancels, self._cancels = self._cancels, []
-        if arena is not None:
-            plan.late_saves = self._plan_late()
+        self._suspect_unfilled()
+        plan.late_saves = self._plan_late(arena is not None)
         for request, blocks, computed, scheduled in steps:
             tracked = self._requests.get(request.request_id)
             if tracked is not None:
                 self._plan_step(plan, request, tracked, blocks, computed + scheduled)
+        self._planned_in = arena
+        self._planned = [
+            SlotRef(page.slot, page.generation) for job in plan.saves + plan.late_saves for page in job.pages
+        ]
         if self._client.arena is not arena:
-            self._drop_saves(plan)
+            # The store came back while the plan was made: some of its slots are of the new arena, some of the old.
+            plan.saves, plan.late_saves = [], []
         return plan
 
-    def _drop_saves(self, plan: StepPlan) -> None:
-        """The store came back while the plan was made: some of its slots are of the new arena, some of the old."""
-        jobs, plan.saves, plan.late_saves = plan.saves + plan.late_saves, [], []
-        self._client.suspect([SlotRef(page.slot, page.generation) for job in jobs for page in job.pages])
+    def _suspect_unfilled(self) -> None:
+        """The last step is over: those of its pages that are not whole never will be (no store there, or a fault)."""
+        planned, self._planned = self._planned, []
+        arena = self._client.arena
+        if not planned or arena is None or arena is not self._planned_in:
+            return
+        slots = np.array([ref.slot for ref in planned], dtype=np.int64)
+        generations = np.array([ref.generation for ref in planned], dtype=np.int64)
+        missing = np.flatnonzero(~np.all(arena.ready_layers(slots, generations), axis=0))
+        if len(missing):
+            unfilled = [planned[index] for index in missing]
+            self._client.report({"saves_unfilled": len(unfilled)})
+            self._client.suspect(unfilled)
 
     def _plan_step(
         self, plan: StepPlan, request: EngineRequest, tracked: Tracked, blocks: list[int], computed: int
@@ -208,11 +227,12 @@ class SchedulerHalf:
         if pages:
             self._client.announce(pages, transfer)
 
-    def _plan_late(self) -> list[SaveJob]:
+    def _plan_late(self, attached: bool) -> list[SaveJob]:
+        """Saves of requests that ended in the last step, now or never: their blocks may be overwritten from here on."""
         late, self._late = self._late, []
         jobs = []
         for request, tracked, blocks, computed in late:
-            job = self._plan_saves(tracked, request, blocks, computed)
+            job = self._plan_saves(tracked, request, blocks, computed) if attached else None
             jobs += [job] if job is not None else []
             self._close_transfer(request, tracked)
         return jobs
@@ -250,7 +270,7 @@ class SchedulerHalf:
             self._close_transfer(request, tracked)
             return
         computed = min(request.num_computed_tokens, len(blocks) * self._engine.block_tokens)
-        if blocks and self._client.arena is not None:
+        if blocks:
             self._late.append((request, tracked, list(blocks), computed))
         else:
             self._close_transfer(request, tracked)
@@ -260,10 +280,11 @@ class SchedulerHalf:
         if transfer is not None and not tracked.saves.prompt_saved(request.num_prompt_tokens):
             self._client.milestone(transfer, Stage.FAILED, reason="the prefill ended before all its pages were saved")
 
-    def reset(self) -> None:
+    def reset(self) -> Engine:
         """The weights changed: no page of before may be found again, and other workers' pages are of other weights.
 
         The new epoch is this engine's own, because nothing tells whether another worker got the same update.
+        Returns what the engine is from now on.
         """
         fresh = msgspec.structs.replace(self._engine.fingerprint, weights_epoch=secrets.randbits(62) | 1)
         self._engine = msgspec.structs.replace(self._engine, fingerprint=fresh)
@@ -275,3 +296,4 @@ class SchedulerHalf:
                 self._cancels.append(request_id)
             self._client.release(f"{self._owner}/{request_id}")
         self._requests.clear()
+        return self._engine

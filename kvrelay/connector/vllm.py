@@ -152,7 +152,7 @@ class KvrelayConnector(KVConnectorBase_V1, SupportsHMA):
         return self.request_finished(request, block_ids[0] if block_ids else [])
 
     def reset_cache(self) -> bool:
-        self._half.reset()
+        write_engine_file(Path(self._settings.engine_file), self._half.reset())
         return True
 
     # ------------------------------------------------------------ worker half

@@ -40,7 +40,8 @@ class WorkerHalf:
         if plan.late_saves:
             saver = self._saver_for(plan.late_saves)
             for layer, kv_layer in enumerate(self._layers):
-                self._save(saver, layer, kv_layer)
+                if saver is None or not self._save(saver, layer, kv_layer):
+                    break
         for job in plan.loads:
             self._loader.start(job, self._client.arena, plan.epoch)
         for request_id in plan.cancels:
@@ -59,19 +60,18 @@ class WorkerHalf:
         """The forward wrote one layer's K and V of this step."""
         if self._saver is not None:
             layer = self._index[name]
-            self._save(self._saver, layer, self._layers[layer])
+            if not self._save(self._saver, layer, self._layers[layer]):
+                self._saver = None
 
-    def _save(self, saver: StepSaver | None, layer: int, kv_layer: torch.Tensor) -> None:
-        if saver is None:
-            return
+    def _save(self, saver: StepSaver, layer: int, kv_layer: torch.Tensor) -> bool:
         try:
             saver.save(layer, kv_layer)
         except Exception:  # border: vLLM's forward goes on, whatever happens to a save
             logger.exception("saving layer %d failed; its pages are given up", layer)
             self._client.report({"saves_crashed": 1})
-            self._client.suspect(saver.slots)
-            self._saver = None
+            return False
         self._client.ring()
+        return True
 
     def after_step(self) -> None:
         self._plan, self._saver = None, None
@@ -84,8 +84,8 @@ class WorkerHalf:
         return {result.request_id for result in results}
 
     def _note(self, result: LoadResult) -> None:
-        if "load_cancelled" not in result.counts:
-            self._bad_blocks |= result.bad_blocks
+        # Also of a cancelled load: its request may still want the blocks. An aborted one holds them alone till now.
+        self._bad_blocks |= result.bad_blocks
         if result.suspects:
             self._client.suspect(list(result.suspects))
         if result.counts:

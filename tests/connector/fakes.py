@@ -7,8 +7,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from kvrelay.errors import Lost
 from kvrelay.protocol import Acquired, Held, NewPage
+from kvrelay.store.arena import Bools, Ints
 from kvrelay.types import Engine, Fingerprint, PageFormat, PageName, SlotRef, Stage
 
 PAGE = 32
@@ -26,6 +29,11 @@ ENGINE = Engine(
 @dataclass
 class FakeArena:
     epoch: int = 7
+    whole: bool = True
+    """Whether the worker half filled what was planned."""
+
+    def ready_layers(self, slots: Ints, generations: Ints) -> Bools:
+        return np.full((FORMAT.layers, len(slots)), self.whole)
 
 
 @dataclass

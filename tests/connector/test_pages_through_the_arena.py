@@ -238,3 +238,39 @@ def test_a_stale_slot_is_not_written(arena: Arena) -> None:
     before = arena.data.copy()
     save(arena, pages)
     assert np.array_equal(arena.data, before)
+
+
+@pytest.mark.parametrize("tokens", [32, 20])
+def test_a_slot_taken_away_in_the_middle_of_a_forward_is_written_no_further(arena: Arena, tokens: int) -> None:
+    pages = pages_for(arena, tokens)
+    saver = StepSaver(arena, LAYOUT, [SaveJob("request", TABLE, pages)])
+    saver.save(0, SENDER[0])
+    reuse_slot(arena, pages[0])
+    before = arena.data.copy()
+    saver.save(1, SENDER[1])
+    assert np.array_equal(arena.data, before)
+
+
+def test_a_checksum_is_of_what_was_meant_to_be_written(arena: Arena, receiver: Receiver) -> None:
+    """Two writers in one slot: the later bytes are not those that the checksum vouches for."""
+    pages = pages_for(arena, 32)
+    publish = arena.publish_many
+
+    def scribble_then_publish(slots: Ints, generations: Ints, layer: int, checksums: Checksums) -> None:
+        arena.data[pages[0].slot, 7] ^= 1
+        publish(slots, generations, layer, checksums)
+
+    arena.publish_many = scribble_then_publish  # type: ignore[method-assign]
+    save(arena, pages)
+    assert receiver.load(arena, pages, 0, 32).counts == {"load_bad_checksum": 1}
+
+
+def test_a_loader_that_dies_reports_every_load(arena: Arena) -> None:
+    receiver = Receiver()
+    pages = pages_for(arena, 32)
+    broken: list[PageCopy] = [None]  # type: ignore[list-item]
+    receiver.loader.start(LoadJob("breaks it", receiver.table, broken, 0, 32), arena, arena.epoch)
+    assert receiver.result().request_id == "breaks it"
+    receiver.loader.start(LoadJob("comes later", receiver.table, pages, 0, 32), arena, arena.epoch)
+    assert receiver.result().counts == {"load_crashed": 1}
+    receiver.loader.close()

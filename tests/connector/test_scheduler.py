@@ -138,7 +138,34 @@ def test_a_store_that_returns_during_planning_gets_no_page_of_the_old_arena(engi
 
     engine.client.take_slots = restart_then_take  # type: ignore[assignment, method-assign]
     assert engine.step(request, 0, 64) == []
+
+
+def test_pages_that_the_worker_half_did_not_fill_are_given_up_after_the_step(engine: Engine) -> None:
+    request = engine.arrive(prompt(100))
+    engine.step(request, 0, 64)
+    assert engine.client.suspected == []
+    assert engine.client.arena is not None
+    engine.client.arena.whole = False
+    engine.step(request, 64, 36)
     assert len(engine.client.suspected) == 2
+    engine.client.arena.whole = True
+    engine.step(request, 100, 1)
+    assert len(engine.client.suspected) == 2
+
+
+def test_what_an_ended_request_left_is_saved_in_the_very_next_step_or_never(engine: Engine) -> None:
+    """Later its blocks hold another request's KV, which would be saved under its names."""
+    leg = handoff_params(PrefillLeg(transfer="t", push_to=None))
+    request = engine.arrive(prompt(100, kv_transfer_params=leg))
+    engine.client.slots_left = 0
+    engine.step(request, 0, 100)
+    engine.client.slots_left = 9
+    engine.half.finished(request, [0, 1])
+    arena, engine.client.arena = engine.client.arena, None
+    assert engine.late() == []
+    assert engine.client.milestones[-1] == ("t", Stage.FAILED)
+    engine.client.arena = arena
+    assert engine.late() == []
 
 
 @pytest.mark.parametrize("field", ["lora_request", "prompt_embeds", "pooling_params"])
@@ -243,12 +270,33 @@ def test_a_store_that_does_not_answer_is_waited_for_no_longer_than_the_limit(eng
     assert engine.half.matched_tokens(request, 0) == 0
 
 
-def test_an_old_answer_is_asked_again_before_its_pins_lapse(engine: Engine) -> None:
+@pytest.mark.parametrize("polled_first", [True, False])
+def test_an_old_answer_is_asked_again_before_its_pins_lapse(engine: Engine, polled_first: bool) -> None:
     request = engine.arrive(prompt(100))
-    engine.half.matched_tokens(request, 0)
+    if polled_first:
+        engine.half.matched_tokens(request, 0)
     engine.now = LEASE_S / 2
     engine.half.matched_tokens(request, 0)
     assert engine.client.acquired == 2
+
+
+def test_an_answer_from_before_a_long_step_is_not_taken_for_a_stall(engine: Engine) -> None:
+    request = prompt(100, kv_transfer_params=decode_leg("t"))
+    engine.client.live_transfers = {"t"}
+    engine.arrive(request)
+    engine.client.arriving = set(names_of(request))
+    engine.now = 2 * WAIT_S
+    assert engine.half.matched_tokens(request, 0) == 100
+
+
+def test_a_stall_counts_from_the_first_look(engine: Engine) -> None:
+    request = prompt(100, kv_transfer_params=decode_leg("t"))
+    engine.client.live_transfers = {"t"}
+    engine.arrive(request)
+    engine.now = 2 * WAIT_S
+    assert engine.half.matched_tokens(request, 0) is None
+    engine.now += WAIT_S + 0.1
+    assert engine.half.matched_tokens(request, 0) == 0
 
 
 def test_no_load_is_announced_while_its_blocks_are_not_free(engine: Engine) -> None:
