@@ -42,11 +42,6 @@ class Feed:
         """Messages that no router will see: their queue was full."""
         return sum(line.dropped for line in self._lines)
 
-    @property
-    def connected(self) -> int:
-        """Routers that are listening now."""
-        return sum(line.is_up for line in self._lines)
-
     async def run(self) -> None:
         """Feed until cancelled; then say goodbye."""
         async with asyncio.TaskGroup() as tasks:
@@ -120,13 +115,25 @@ class RouterLine:
         loop = asyncio.get_running_loop()
         beat_at = loop.time()
         while True:
-            if loop.time() >= beat_at:
+            if loop.time() >= beat_at:  # also between the messages of a long queue
                 await link.send(self._heartbeat(), stall_s=self._stall_s)
                 beat_at = loop.time() + self._heartbeat_s
-            while self._queue:
-                await link.send(self._queue[0], stall_s=self._stall_s)
-                self._queue.popleft()
-            await self._wait_until(beat_at - loop.time())
+            elif self._queue:
+                await self._send_next(link)
+            else:
+                await self._wait_until(beat_at - loop.time())
+
+    async def _send_next(self, link: Channel) -> None:
+        """Send the oldest message; one that was cut off goes first on the next link, if it still has room."""
+        message = self._queue.popleft()
+        try:
+            await link.send(message, stall_s=self._stall_s)
+        except BaseException:
+            if len(self._queue) < MAX_QUEUED:
+                self._queue.appendleft(message)
+            else:
+                self.dropped += 1
+            raise
 
     @property
     def _stall_s(self) -> float:

@@ -11,7 +11,8 @@ import pytest
 
 from kvrelay import feed as feed_module
 from kvrelay.channel import Channel, Listener, bind_tcp
-from kvrelay.feed import Feed
+from kvrelay.errors import Lost
+from kvrelay.feed import Feed, RouterLine
 from kvrelay.protocol import Heartbeat, Leaving, Message, RegisterStore, TransferEvent
 from kvrelay.types import Stage, StoreInfo
 
@@ -33,12 +34,13 @@ async def eventually(check: Callable[[], object], within_s: float = 4.0) -> None
 class Router:
     """A router's end: it writes down what it hears."""
 
-    def __init__(self, port: int = 0) -> None:
+    def __init__(self, port: int = 0, pause_s: float = 0.0) -> None:
         sock = bind_tcp("127.0.0.1", port)
         self.port: int = sock.getsockname()[1]
         self.address = f"127.0.0.1:{self.port}"
         self.heard: list[Message] = []
         self.links: list[Channel] = []
+        self._pause_s = pause_s
         listener = Listener(sock, KEY, receiver="router", purposes={"feed"}, serve=self._serve)
         self._task = asyncio.create_task(listener.run())
 
@@ -46,6 +48,7 @@ class Router:
         self.links.append(link)
         while True:
             self.heard.append(await link.recv())
+            await asyncio.sleep(self._pause_s)
 
     @property
     def events(self) -> list[str]:
@@ -103,9 +106,9 @@ async def test_events_are_passed_on_at_once_not_with_the_next_heartbeat(monkeypa
 async def test_a_restarted_router_hears_the_registration_again_and_what_was_queued_meanwhile() -> None:
     router = Router()
     async with feeding(router.address) as feed:
-        await eventually(lambda: feed.connected == 1)
+        await eventually(lambda: " up, " in repr(feed))
         await router.close()
-        await eventually(lambda: feed.connected == 0)
+        await eventually(lambda: " down, " in repr(feed))
         feed.post(event(7))
         again = Router(router.port)
         await eventually(lambda: again.events == ["t7"])
@@ -140,6 +143,82 @@ async def test_a_full_queue_drops_the_oldest_and_counts(monkeypatch: pytest.Monk
     assert feed.dropped == 2
 
 
+def long_event(number: int) -> TransferEvent:
+    """Longer than what a socket takes from a sender whose peer does not read."""
+    return TransferEvent(store="s", transfer=f"t{number}", stage=Stage.FAILED, reason="x" * (3 << 20))
+
+
+class HeldLink:
+    """A link whose every ``send`` takes until ``go``, or breaks then."""
+
+    def __init__(self) -> None:
+        self.go: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.sent: list[Message] = []
+
+    async def send(self, message: Message, *, stall_s: float) -> None:
+        await self.go
+        self.sent.append(message)
+
+
+@contextlib.asynccontextmanager
+async def held_line(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[RouterLine, HeldLink]]:
+    """A line with room for three, in the middle of sending its first heartbeat."""
+    monkeypatch.setattr(feed_module, "MAX_QUEUED", 3)
+    beat = Heartbeat(name="s", incarnation="1", healthy=True)
+    line, link = RouterLine("r", KEY, "s", US, lambda: beat, 60.0), HeldLink()
+    task = asyncio.create_task(line._send(link))  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    link.go.set_result(None)
+    await asyncio.sleep(0.01)
+    link.go = asyncio.get_running_loop().create_future()
+    yield line, link
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_an_event_that_is_being_sent_takes_no_room_in_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with held_line(monkeypatch) as (line, link):
+        line.post(event(0))
+        await asyncio.sleep(0.01)
+        for number in range(1, 4):
+            line.post(event(number))
+        link.go.set_result(None)
+        await asyncio.sleep(0.01)
+        assert link.sent[1:] == [event(number) for number in range(4)]
+        assert line.dropped == 0
+
+
+@pytest.mark.parametrize(("posted", "kept"), [(2, (0, 1)), (4, (1, 2, 3))])
+async def test_an_event_that_a_broken_link_cut_off_is_kept_while_there_is_room(
+    monkeypatch: pytest.MonkeyPatch, posted: int, kept: tuple[int, ...]
+) -> None:
+    async with held_line(monkeypatch) as (line, link):
+        line.post(event(0))
+        await asyncio.sleep(0.01)
+        for number in range(1, posted):
+            line.post(event(number))
+        link.go.set_exception(Lost("it broke"))
+        await asyncio.sleep(0.01)
+        again = HeldLink()
+        again.go.set_result(None)
+        task = asyncio.create_task(line._send(again))  # type: ignore[arg-type]
+        await asyncio.sleep(0.01)
+        task.cancel()
+        assert again.sent[1:] == [event(number) for number in kept]
+        assert line.dropped == posted - len(kept)
+
+
+async def test_a_long_queue_does_not_hold_the_heartbeats_up() -> None:
+    router = Router(pause_s=0.05)
+    async with feeding(router.address) as feed:
+        for number in range(12):
+            feed.post(long_event(number))
+        await eventually(lambda: len(router.events) == 12)
+        beats = [type(message) for message in router.heard[:12]].count(Heartbeat)
+        assert beats >= 3, "one a tenth of a second"
+    await router.close()
+
+
 async def test_a_clean_end_says_goodbye() -> None:
     router = Router()
     async with feeding(router.address):
@@ -153,7 +232,7 @@ async def test_a_router_that_stops_reading_is_left_and_dialled_again(monkeypatch
     async with feeding(router.address) as feed:
         await eventually(lambda: router.count(Heartbeat) >= 1)
         router.links[0].close()
-        await eventually(lambda: len(router.links) == 2 and feed.connected == 1)
+        await eventually(lambda: len(router.links) == 2 and " up, " in repr(feed))
         assert router.count(RegisterStore) == 2
     await router.close()
 
