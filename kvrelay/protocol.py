@@ -71,6 +71,11 @@ def check_proof(key: bytes, side: str, hello_nonce: bytes, challenge_nonce: byte
         raise Refused("the peer does not hold this cluster's key; give both sides the same key file")
 
 
+def engine_key(key: bytes) -> str:
+    """Bearer token of the cluster's engines; who sees it can ask engines, but cannot become a member."""
+    return hmac.new(key, b"kvrelay/engine/1", hashlib.sha256).hexdigest()
+
+
 # ---------------------------------------------------------------- client <-> its node's store (unix socket)
 #
 # Requests carry an ``id``; the answer carries the same one. Messages without an ``id`` are one-way.
@@ -400,6 +405,8 @@ class DecodeLeg(Message, frozen=True, kw_only=True):
     """What D's connector is told: which transfers bring pages of this request's prompts. A hint, never an identity."""
 
     transfers: list[str]
+    home: str | None = None
+    """Address of P's node store, when it is another than D's: the pages that D generates go there for the next turn."""
 
 
 Handoff = PrefillLeg | DecodeLeg

@@ -57,6 +57,10 @@ class SaveProgress:
         self._done = min(self._done, first)
         self._tail_done = False
 
+    def saved_names(self) -> list[PageName]:
+        """Names of the leading full pages that were planned or are in the store."""
+        return self._names[: self._done]
+
     def prompt_saved(self, prompt_tokens: int) -> bool:
         """Whether every page of the prompt was planned or is in the store."""
         full, rest = divmod(prompt_tokens, self._page_tokens)

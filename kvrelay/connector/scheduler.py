@@ -38,6 +38,8 @@ class Tracked:
     """In flight: from the allocation of blocks to the worker's report."""
     transfers: tuple[str, ...] = ()
     """Transfers that bring this request's pages (decode leg)."""
+    home: str | None = None
+    """Store of another node to which the generated pages go."""
     prefill_started: bool = False
     last_chunk_seen: bool = False
 
@@ -88,7 +90,8 @@ class SchedulerHalf:
         names = saves.names(request)
         transfers = leg.transfers if isinstance(leg, DecodeLeg) else []
         lookup = self._search(request, names, transfers)
-        self._requests[request.request_id] = Tracked(saves, lookup, transfers=tuple(transfers))
+        home = leg.home if isinstance(leg, DecodeLeg) else None
+        self._requests[request.request_id] = Tracked(saves, lookup, transfers=tuple(transfers), home=home)
         if isinstance(leg, PrefillLeg):
             self._client.open_transfer(leg.transfer, names, request.num_prompt_tokens, leg.push_to)
 
@@ -235,7 +238,15 @@ class SchedulerHalf:
             job = self._plan_saves(tracked, request, blocks, computed) if attached else None
             jobs += [job] if job is not None else []
             self._close_transfer(request, tracked)
+            self._send_home(request, tracked)
         return jobs
+
+    def _send_home(self, request: EngineRequest, tracked: Tracked) -> None:
+        """Push what this engine generated to the node of the next turn's prefill. Only pages it lacks travel."""
+        names = tracked.saves.saved_names()
+        if tracked.home is not None and len(names) > request.num_prompt_tokens // self._page_tokens:
+            transfer = f"{request.request_id}/home"
+            self._client.open_transfer(transfer, names, len(names) * self._page_tokens, tracked.home)
 
     # ------------------------------------------------------------ reports and endings
 

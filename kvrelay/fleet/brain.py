@@ -22,7 +22,7 @@ from kvrelay.fleet.flight import (
 from kvrelay.fleet.index import PageIndex
 from kvrelay.fleet.ledger import Ledger, Timeline
 from kvrelay.fleet.loads import Loads
-from kvrelay.fleet.workers import Fleet
+from kvrelay.fleet.workers import Fleet, Handoff
 from kvrelay.policy.admit import RETRY_AFTER_S, Turned, admit
 from kvrelay.policy.route import Path
 from kvrelay.protocol import Heartbeat, TransferEvent
@@ -243,7 +243,17 @@ class Brain:
             raise Overloaded(f"worker {flight.decode.worker} is gone; retry", RETRY_AFTER_S)
         # Pages went to the store of the D that was chosen first; elsewhere the transfers mean nothing.
         near = member.info.store == flight.aimed_at.store
-        return DecodeOrder(worker=member.info.name, url=member.info.url, transfers=flight.transfers() if near else ())
+        return DecodeOrder(
+            worker=member.info.name,
+            url=member.info.url,
+            transfers=flight.transfers() if near else (),
+            home=self._home(flight, member.info, now),
+        )
+
+    def _home(self, flight: Flight, decode: WorkerInfo, now: float) -> str | None:
+        prefill = self.fleet.workers.get(flight.timeline.prefill_worker or "")
+        way = self.fleet.pair(decode, prefill.info, now) if prefill else None
+        return way.push_to if isinstance(way, Handoff) else None
 
     def decode_refused(self, request_id: str, now: float) -> bool:
         """D failed before its first byte reached the client; False when no other D is left."""

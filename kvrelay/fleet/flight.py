@@ -40,6 +40,8 @@ class DecodeOrder(Value, frozen=True, kw_only=True):
     worker: str
     url: str
     transfers: tuple[str, ...]
+    home: str | None = None
+    """Store of P's node, when D's is another: the next turn's prefill looks there for what D generates."""
 
 
 class Plan(Value, frozen=True, kw_only=True):

@@ -405,3 +405,28 @@ def test_after_a_weight_update_nothing_of_before_is_found_or_saved(engine: Engin
     engine.client.here = set(names_of(before))
     after = engine.arrive(prompt(64, "after"))
     assert engine.half.matched_tokens(after, 0) == 0
+
+
+def test_what_was_generated_goes_to_the_node_of_the_next_turns_prefill(engine: Engine) -> None:
+    params = handoff_params(DecodeLeg(transfers=["t"], home="127.0.0.1:9"))
+    request = engine.arrive(prompt(60, kv_transfer_params=params))
+    engine.step(request, 0, 60)
+    for position in range(60, 100):
+        request.tokens.append(1000 + position)
+        engine.step(request, position, 1)
+    engine.half.finished(request, [0, 1])
+    assert engine.late() == []
+    assert engine.client.opened == [("r/home", 96, "127.0.0.1:9")]
+
+
+@pytest.mark.parametrize(("home", "generated"), [(None, 40), ("127.0.0.1:9", 3)])
+def test_nothing_goes_home_without_a_home_or_a_generated_page(engine: Engine, home: str | None, generated: int) -> None:
+    params = handoff_params(DecodeLeg(transfers=["t"], home=home))
+    request = engine.arrive(prompt(60, kv_transfer_params=params))
+    engine.step(request, 0, 60)
+    for position in range(60, 60 + generated):
+        request.tokens.append(1000 + position)
+        engine.step(request, position, 1)
+    engine.half.finished(request, [0, 1])
+    engine.late()
+    assert engine.client.opened == []

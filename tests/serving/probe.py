@@ -82,6 +82,15 @@ class Probe:
                     total[key] = total.get(key, 0) + value
         return total
 
+    async def wait_for_pages(self, store: str, names: list[PageName]) -> None:
+        """Return once the store holds all of them."""
+        with self.store(store) as client:
+            for _attempt in range(50):
+                if all(client.exists(names)):
+                    return
+                await asyncio.sleep(0.1)
+            raise AssertionError(f"{store} lacks pages: {client.exists(names)}")
+
     def page_names(self, tokens: list[int]) -> list[PageName]:
         fingerprint = self.engine.fingerprint
         return identity.name_pages(identity.root_name(fingerprint), tokens, fingerprint.format.page_tokens)
@@ -94,8 +103,12 @@ class Probe:
             for key in ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"):
                 found[f"{worker.name} {key}"] = values[key]
         for key, value in self.counts().items():
-            if key in ("pages_pinned", "pages_filling", "leases_open", "transfers_open"):
+            if key in ("pages_pinned", "pages_filling", "slots_failed", "leases_open", "transfers_open"):
                 found[f"store {key}"] = value
+        counts = self.counts()
+        # What is not an evictable page and not granted ahead is lost to everybody.
+        lost = counts["slots_occupied"] - counts["pages_used"] - counts["slots_granted"]
+        found["store slots lost"] = lost
         gauges = await self.metrics(self.cluster.url)
         for name, gauge in gauges.items():
             if "{" not in name and "in_flight" in name:

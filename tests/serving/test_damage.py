@@ -50,7 +50,8 @@ async def test_a_flipped_bit_in_the_arena_is_computed_anew(
         assert written(await ask_worker(probe, role, body)) == expected
         after = store.describe()
         assert after["load_bad_checksum"] - before.get("load_bad_checksum", 0) == 1
-        await wait_for_pages(store, names)
+    await probe.wait_for_pages(store_of(probe, role), names)
+    await wait_for_metric(probe, "kvrelay_store_count{count=load_bad_checksum}")
 
     tokens_before = await probe.prompt_tokens(role)
     assert written(await ask_worker(probe, role, body)) == expected
@@ -59,12 +60,13 @@ async def test_a_flipped_bit_in_the_arena_is_computed_anew(
     await probe.assert_at_rest()
 
 
-async def wait_for_pages(store: Any, names: list[Any]) -> None:
-    for _attempt in range(50):
-        if all(store.exists(names)):
+async def wait_for_metric(probe: Probe, name: str) -> None:
+    """Stores tell their routers what they counted with their heartbeats."""
+    for _attempt in range(30):
+        if (await probe.metrics(probe.cluster.url)).get(name, 0) > 0:
             return
         await asyncio.sleep(0.1)
-    raise AssertionError(f"pages missing: {store.exists(names)}")
+    raise AssertionError(f"{name} is not counted")
 
 
 async def restart_stores(probe: Probe) -> None:
