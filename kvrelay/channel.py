@@ -12,12 +12,12 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
 from kvrelay import protocol
-from kvrelay.errors import KvrelayError, Lost, Malformed, Refused
+from kvrelay.errors import KvrelayError, Lost, Malformed, Refused, answered
 from kvrelay.link import Channel as Channel
 from kvrelay.protocol import Challenge, FrameReader, Hello, Message, Proof, Rejected, Welcome
 
@@ -36,19 +36,26 @@ M = TypeVar("M", bound=Message)
 # ---------------------------------------------------------------- handshake
 
 
-async def connect(address: str | Path, key: bytes, *, sender: str, purpose: str) -> Channel:
-    """Open a link to ``host:port`` or to a unix socket path. Raises ``Lost``, ``Refused``."""
+@contextlib.asynccontextmanager
+async def in_time(who: object) -> AsyncIterator[None]:
+    """Give ``who`` the time of a handshake to answer. Raises ``Lost``."""
     try:
         async with asyncio.timeout(HANDSHAKE_S):
-            channel = Channel(await _dial(address))
-            try:
-                await _introduce(channel, key, sender, purpose)
-            except BaseException:
-                channel.close()
-                raise
-            return channel
+            yield
     except TimeoutError as error:
-        raise Lost(f"{address} did not answer within {HANDSHAKE_S:g} s") from error
+        raise Lost(f"{who} did not answer within {HANDSHAKE_S:g} s") from error
+
+
+async def connect(address: str | Path, key: bytes, *, sender: str, purpose: str) -> Channel:
+    """Open a link to ``host:port`` or to a unix socket path. Raises ``Lost``, ``Refused``."""
+    async with in_time(address):
+        channel = Channel(await _dial(address))
+        try:
+            await _introduce(channel, key, sender, purpose)
+        except BaseException:
+            channel.close()
+            raise
+        return channel
 
 
 async def _dial(address: str | Path) -> socket.socket:
@@ -81,14 +88,11 @@ async def welcome(sock: socket.socket, key: bytes, *, receiver: str, purposes: f
     """Serve the handshake on an accepted socket. Raises ``Lost``, ``Refused``, ``Malformed``."""
     channel = Channel(sock, FrameReader(_MAX_INTRODUCTION_BYTES))
     try:
-        async with asyncio.timeout(HANDSHAKE_S):
+        async with in_time("a caller"):
             await _admit(channel, key, receiver, purposes)
-    except TimeoutError as error:
-        channel.close()
-        raise Lost("a caller did not finish its handshake") from error
     except Refused as error:
         with contextlib.suppress(Lost):
-            await channel.send(Rejected(code="Refused", reason=str(error)))
+            await channel.send(Rejected(code=type(error).__name__, reason=str(error)))
         channel.close()
         raise
     except BaseException:
@@ -113,10 +117,10 @@ async def _admit(channel: Channel, key: bytes, receiver: str, purposes: frozense
 
 
 async def expect(channel: Channel, kind: type[M]) -> M:
-    """Receive one message that must be a ``kind``. Raises ``Refused`` on ``Rejected``, ``Malformed`` on another."""
+    """Receive one message that must be a ``kind``. Raises what ``Rejected`` says, ``Malformed`` on another."""
     message = await channel.recv()
     if isinstance(message, Rejected):
-        raise Refused(message.reason)
+        raise answered(message.code, message.reason)
     if not isinstance(message, kind):
         raise Malformed(f"expected {kind.__name__}, got {type(message).__name__}")
     return message
@@ -131,6 +135,16 @@ def split_address(address: str) -> tuple[str, int]:
     if not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
         raise Malformed(f"{address!r} is not host:port")
     return host, int(port)
+
+
+def is_everywhere(host: str) -> bool:
+    """Whether a listener on ``host`` listens on every address of this machine."""
+    return host in ("", "0.0.0.0")
+
+
+def reachable(host: str) -> str:
+    """An address at which this machine reaches a listener on ``host``."""
+    return "127.0.0.1" if is_everywhere(host) else host
 
 
 def bind_tcp(host: str, port: int) -> socket.socket:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 
 class KvrelayError(Exception):
     """Base of every failure that kvrelay raises on purpose. The message says what to do next."""
@@ -37,6 +39,20 @@ class Refused(KvrelayError):
 
 class Malformed(KvrelayError):
     """Bytes that are not what the protocol allows: too long, unknown, out of range."""
+
+
+_ANSWERS: dict[str, Callable[[str], KvrelayError]] = {
+    "Overloaded": Overloaded,
+    "Lost": Lost,
+    "Refused": Refused,
+    "Malformed": Malformed,
+}
+"""What one side may answer to another, by the name that travels."""
+
+
+def answered(code: str, reason: str) -> KvrelayError:
+    """The error that the other side raised; a code that nobody knows here is a plain no."""
+    return _ANSWERS.get(code, Refused)(reason)
 
 
 class BadRequest(KvrelayError):

@@ -11,11 +11,10 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TypeVar
 
 from kvrelay import channel
 from kvrelay.channel import Channel
-from kvrelay.errors import Lost, Malformed, Overloaded, Refused
+from kvrelay.errors import KvrelayError, Lost, Malformed, Overloaded, answered
 from kvrelay.protocol import Acquired, Attach, Attached, Described, Existing, Granted, Message, Rejected
 from kvrelay.race import until_one_ends
 from kvrelay.store.arena import Arena
@@ -25,8 +24,9 @@ from kvrelay.types import PageFormat
 MAX_WAITING = 4096
 """Requests without an answer, and messages not yet sent, beyond which the store counts as gone."""
 
+_BROKE = "the link to the store broke; recompute or ask again after it is back"
+
 Answer = Acquired | Existing | Described | Granted
-A = TypeVar("A", bound=Answer)
 
 
 class Attachment:
@@ -41,19 +41,17 @@ class Attachment:
         self._waiting: dict[int, tuple[type[Message], Future[Message]]] = {}
         self._outbox: deque[Message] = deque()
         self._posted = asyncio.Event()
+        self._closed = False
 
     @classmethod
     async def open(cls, socket_path: Path, key: bytes, owner: str, format: PageFormat) -> Attachment:
         """Connect and map the arena of ``format``. Raises ``Lost``, ``Refused``, ``Malformed``, ``Incompatible``."""
         link = await channel.connect(socket_path, key, sender=owner, purpose="client")
         try:
-            async with asyncio.timeout(channel.HANDSHAKE_S):
+            async with channel.in_time(socket_path):
                 await link.send(Attach(id=0, owner=owner, format=format))
                 attached = await channel.expect(link, Attached)
             return cls(link, attached, *_map(link.take_fds(), format))
-        except TimeoutError as error:
-            link.close()
-            raise Lost("the store did not answer to Attach in time") from error
         except OSError as error:
             link.close()
             raise Lost(f"cannot map the store's arena: {error}") from error
@@ -74,8 +72,11 @@ class Attachment:
 
     def request(self, build: Callable[[int], Message], kind: type[Message], answer: Future[Message]) -> None:
         """Send the message that ``build`` makes of a fresh id; ``answer`` gets the ``kind`` that comes back."""
+        if self._closed:
+            _fail(answer, Lost(_BROKE))
+            return
         if len(self._waiting) >= MAX_WAITING:
-            answer.set_exception(Overloaded("the store is slow to answer; ask again later"))
+            _fail(answer, Overloaded("the store is slow to answer; ask again later"))
             return
         id = next(self._ids)
         self._waiting[id] = (kind, answer)
@@ -90,10 +91,10 @@ class Attachment:
 
     def close(self) -> None:
         """End the link; whoever still waits gets ``Lost``."""
+        self._closed = True
         self._link.close()
         for _kind, answer in self._waiting.values():
-            if answer.set_running_or_notify_cancel():
-                answer.set_exception(Lost("the link to the store broke; recompute or ask again after it is back"))
+            _fail(answer, Lost(_BROKE))
         self._waiting.clear()
 
     async def _send(self) -> None:
@@ -115,11 +116,16 @@ class Attachment:
         if kind is None or answer is None or not answer.set_running_or_notify_cancel():
             return  # a late answer to a request that its caller gave up
         if isinstance(message, Rejected):
-            answer.set_exception(Refused(message.reason))
+            answer.set_exception(answered(message.code, message.reason))
         elif isinstance(message, kind):
             answer.set_result(message)
         else:
             answer.set_exception(Malformed(f"expected {kind.__name__}, got {type(message).__name__}"))
+
+
+def _fail(answer: Future[Message], error: KvrelayError) -> None:
+    if answer.set_running_or_notify_cancel():
+        answer.set_exception(error)
 
 
 def _map(fds: list[int], format: PageFormat) -> tuple[Arena, Doorbell]:

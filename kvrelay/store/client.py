@@ -6,9 +6,10 @@ A background thread keeps the link, for ever: while the store is away everything
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from pathlib import Path
 from typing import TypeVar
 
@@ -62,6 +63,7 @@ class StoreClient:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._work, name=f"store-client {owner}", daemon=True)
         self._stop = asyncio.Event()
+        self._is_over = False
         self.problem = "not started"
         """Why there is no link at the moment; empty while attached."""
 
@@ -85,11 +87,6 @@ class StoreClient:
         """Block until the arena is mapped; whether it is."""
         return self._is_attached.wait(timeout_s)
 
-    @property
-    def is_alive(self) -> bool:
-        """Whether the background thread runs; when it does not, nothing will ever attach again."""
-        return self._thread.is_alive()
-
     # ------------------------------------------------------------ never blocking
 
     @property
@@ -97,12 +94,6 @@ class StoreClient:
         """The mapped arena; None while detached. Every attachment makes a new one; keep the object while you use it."""
         attachment = self._attachment
         return attachment.arena if attachment else None
-
-    @property
-    def store_name(self) -> str:
-        """Name of the attached store; empty while detached."""
-        attachment = self._attachment
-        return attachment.attached.store if attachment else ""
 
     def take_slots(self, count: int) -> list[SlotRef]:
         """Up to ``count`` empty slots to write into, each to be announced once; fewer when out."""
@@ -219,6 +210,8 @@ class StoreClient:
     def _ask(self, build: Callable[[int], Message], kind: type[M]) -> Future[M]:
         answer: Future[M] = Future()
         self._on_loop(lambda: self._request(build, kind, answer), lambda: self._refuse(answer))
+        if self._is_over:  # the loop may never come to it
+            self._refuse(answer)
         return answer
 
     def _request(self, build: Callable[[int], Message], kind: type[M], answer: Future[M]) -> None:
@@ -228,7 +221,8 @@ class StoreClient:
             self._attachment.request(build, kind, answer)  # type: ignore[arg-type]
 
     def _refuse(self, answer: Future[M]) -> None:
-        answer.set_exception(Lost(f"no store at {self._socket_path}: {self.problem}"))
+        with contextlib.suppress(InvalidStateError):  # its caller gave up
+            answer.set_exception(Lost(f"no store at {self._socket_path}: {self.problem}"))
 
     def _post(self, message: Message) -> None:
         attachment = self._attachment
@@ -251,6 +245,8 @@ class StoreClient:
         finally:
             self._attachment = None
             self.problem = self.problem or "its thread died"
+            self._is_over = True
+            self._loop.run_until_complete(asyncio.sleep(0))  # answers what was asked until now
             self._loop.close()
 
     async def _run(self) -> None:

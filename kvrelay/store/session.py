@@ -87,7 +87,7 @@ class Session:
         try:
             shelf = self._keeper.room.shelf(message.format)
         except Refused as error:
-            await self._link.send(Rejected(id=message.id, code="Refused", reason=str(error)))
+            await self._link.send(_rejected(message.id, error))
             return
         self._owner, self._shelf, self._writer.label = message.owner, shelf, message.owner
         self._keeper.attach_owner(self._owner)
@@ -119,7 +119,7 @@ class Session:
                 case Describe():
                     return Described(id=message.id, counts=self._keeper.describe())
         except Overloaded as error:
-            return Rejected(id=message.id, code="Overloaded", reason=str(error))
+            return _rejected(message.id, error)
 
     def _take(self, message: Announce | OpenTransfer | Milestone | Release | Suspect | Report) -> None:
         now = self._clock()
@@ -149,3 +149,7 @@ class Session:
         if self._shelf is None:
             raise Malformed("attach before anything that concerns pages")
         return self._shelf
+
+
+def _rejected(id: int, error: KvrelayError) -> Rejected:
+    return Rejected(id=id, code=type(error).__name__, reason=str(error))

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from pathlib import Path
 
 import numpy as np
 import pytest
 import xxhash
 
-from kvrelay.errors import Lost, Overloaded
-from kvrelay.protocol import NewPage
+from kvrelay.errors import KvrelayError, Lost, Overloaded, Refused
+from kvrelay.protocol import Acquired, Describe, Described, Message, NewPage, Rejected
+from kvrelay.store.attachment import Attachment
 from kvrelay.store.client import StoreClient
 from kvrelay.types import PageFormat, SlotRef
-from tests.store.conftest import FORMAT, StoreProcess, eventually, page_name, payload
+from tests.store.conftest import FORMAT, KEY, StoreProcess, eventually, page_name, payload
 
 Start = Callable[..., StoreProcess]
 Connect = Callable[..., StoreClient]
@@ -277,6 +280,53 @@ def test_a_killed_store_is_a_miss_and_a_new_one_is_found(start_store: Start, con
     eventually(lambda: client.describe()["stale_refs"] == 1)
     client.put(page_name(1), payload(1), 8)
     assert client.get(page_name(1)) == payload(1)
+
+
+async def test_a_request_on_a_link_that_is_closed_is_lost_at_once(start_store: Start) -> None:
+    attachment = await Attachment.open(start_store().socket_path, KEY, "w/1", FORMAT)
+    for after in (False, True):
+        if after:
+            attachment.close()
+        answer: Future[Message] = Future()
+        attachment.request(lambda id: Describe(id=id), Described, answer)
+        if not after:
+            attachment.close()
+        with pytest.raises(Lost):
+            answer.result(timeout=0)
+
+
+def test_every_request_is_answered_while_a_client_closes(start_store: Start, connect: Connect) -> None:
+    store = start_store()
+    for number in range(8):
+        client = connect(store, f"w/{number}")
+        answers: list[Future[Acquired]] = []
+
+        def ask(client: StoreClient = client, answers: list[Future[Acquired]] = answers) -> None:
+            while len(answers) < 3000 and not (answers and client.problem == "closed" and answers[-1].done()):
+                answers.append(client.acquire("l", [page_name(1)], 1))
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        client.close()
+        asking.join()
+        assert wait(answers, timeout=2).not_done == set()
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [("Overloaded", Overloaded), ("Refused", Refused), ("Lost", Lost), ("NewInTheNextVersion", Refused)],
+)
+async def test_what_the_store_raised_is_what_its_caller_catches(
+    start_store: Start, code: str, kind: type[KvrelayError]
+) -> None:
+    attachment = await Attachment.open(start_store().socket_path, KEY, "w/1", FORMAT)
+    answer: Future[Message] = Future()
+    attachment.request(lambda id: Describe(id=id), Described, answer)
+    attachment._settle(Rejected(id=1, code=code, reason="the reason"))
+    with pytest.raises(KvrelayError, match="the reason") as caught:
+        answer.result(timeout=0)
+    assert type(caught.value) is kind
+    attachment.close()
 
 
 def test_a_client_may_start_before_its_store(start_store: Start, tmp_path: object, connect: Connect) -> None:
