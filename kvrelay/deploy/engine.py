@@ -10,7 +10,9 @@ from pathlib import Path
 import msgspec
 
 from kvrelay.config import Config, ConnectorConfig
+from kvrelay.deploy.engine_guard import API_KEY_VARIABLE, EngineGuard
 from kvrelay.deploy.engine_main import CPUS_VARIABLE
+from kvrelay.deploy.ports import reachable
 from kvrelay.errors import Misconfigured
 from kvrelay.types import Value
 
@@ -26,6 +28,8 @@ class EngineSpec(Value, frozen=True, kw_only=True):
     port: int
     cpus: tuple[int, ...]
     """Cores to pin it to."""
+    host: str = "127.0.0.1"
+    """Address that it listens at."""
     dtype: str = "auto"
     kv_cache_bytes: int = 1 << 30
     max_batched_tokens: int = 512
@@ -35,12 +39,13 @@ class EngineSpec(Value, frozen=True, kw_only=True):
     """0: vLLM's own (128 on CPU)."""
     on_bad_page: str = "recompute"
     connector: ConnectorConfig | None = None
-    """None: a plain, unsplit engine."""
+    """None: a plain, unsplit engine, which asks nobody for a key."""
     extra_flags: tuple[str, ...] = ()
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        """Where this machine reaches it."""
+        return f"http://{reachable(self.host)}:{self.port}"
 
 
 def engine_spec(config: Config, model_path: Path, *, port: int, cpus: tuple[int, ...]) -> EngineSpec:
@@ -65,7 +70,7 @@ def engine_command(spec: EngineSpec) -> list[str]:
     flags = [
         *("--model", str(spec.model_path)),
         *("--served-model-name", spec.served_name),
-        *("--host", "127.0.0.1", "--port", str(spec.port)),
+        *("--host", spec.host, "--port", str(spec.port)),
         *("--dtype", spec.dtype),
         "--enforce-eager",
         # Bytes, because VLLM_CPU_KVCACHE_SPACE takes whole GiB only; it also skips a check that counts all free memory.
@@ -101,11 +106,12 @@ def _transfer(spec: EngineSpec) -> list[str]:
         "kv_load_failure_policy": spec.on_bad_page,
         "kv_connector_extra_config": {"kvrelay": msgspec.to_builtins(spec.connector)},
     }
-    return ["--kv-transfer-config", json.dumps(transfer)]
+    guard = f"{EngineGuard.__module__}.{EngineGuard.__qualname__}"
+    return ["--kv-transfer-config", json.dumps(transfer), "--middleware", guard]
 
 
-def engine_environment(spec: EngineSpec, base: Mapping[str, str]) -> dict[str, str]:
-    """``base`` with what vLLM must be told through variables."""
+def engine_environment(spec: EngineSpec, base: Mapping[str, str], api_key: str = "") -> dict[str, str]:
+    """``base`` with what vLLM must be told through variables; a key of the caller's own shell is no engine's."""
     cpus = ",".join(str(cpu) for cpu in spec.cpus)
     environment = {
         **base,
@@ -116,10 +122,13 @@ def engine_environment(spec: EngineSpec, base: Mapping[str, str]) -> dict[str, s
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        # The engine runs eagerly; what is left to compile is a line of the sampler, which stops every stream of the
+        # worker for 20 s when the first request asks for logprobs, and needs a C++ compiler.
+        "TORCH_COMPILE_DISABLE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "PYTHONUNBUFFERED": "1",
     }
-    for legacy in ("VLLM_CPU_KVCACHE_SPACE", "VLLM_PLUGINS"):
+    for legacy in ("VLLM_CPU_KVCACHE_SPACE", "VLLM_PLUGINS", API_KEY_VARIABLE):
         environment.pop(legacy, None)  # the first overrides --kv-cache-memory-bytes; the second may hide the platform
-    return environment
+    return environment | ({API_KEY_VARIABLE: api_key} if api_key else {})
