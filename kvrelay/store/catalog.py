@@ -17,7 +17,11 @@ from kvrelay.store.shelf import Shelf
 from kvrelay.types import PageName, SlotRef
 
 QUARANTINE_S = 1.0
-"""A lost writer may be alive behind a broken link, in the middle of a copy; one layer's copy takes milliseconds."""
+"""How long a given-up slot rests. A lost writer may be alive behind a broken link, in the middle of a copy.
+
+It looks at its slots' generations before every copy of a layer (``Arena.current``): what it had begun when its link
+broke takes milliseconds, however long the forward pass is that it belongs to, and nothing follows.
+"""
 
 
 class Catalog:
@@ -35,6 +39,8 @@ class Catalog:
         self.pinned = 0
         self.on_complete: Callable[[Page], None] = lambda page: None
         self.on_failed: Callable[[Page], None] = lambda page: None
+        self._slots: dict[tuple[Shelf, int], Page] = {}
+        """Every announced page by its slot, until that is free."""
         self._filling: dict[Shelf, Filling] = {}
         self._page_lease_s = page_lease_s
         self._order = EvictionOrder()
@@ -63,6 +69,7 @@ class Catalog:
             return None
         shelf.arena.set_tokens(ref.slot, tokens)
         page = Page(name, shelf, ref, tokens, writer, now)
+        self._slots[shelf, ref.slot] = page
         writer.filling.add(page)
         self.filling(shelf).add(page)
         if name in self.pages:
@@ -111,7 +118,8 @@ class Catalog:
 
     def in_slot(self, shelf: Shelf, ref: SlotRef) -> Page | None:
         """The page that ``ref`` means, if it still means one."""
-        return next((page for page in self.pages.values() if page.ref == ref and page.shelf is shelf), None)
+        page = self._slots.get((shelf, ref.slot))
+        return page if page is not None and page.ref == ref else None
 
     def condemn(self, page: Page, now: float) -> None:
         """A whole page turned out damaged: it is found no more, and its slot is free once nobody pins it."""
@@ -143,7 +151,7 @@ class Catalog:
         untouched = [page for page in self.failed if page.free_at <= now and page.pins == 0]
         for page in untouched:
             del self.failed[page]
-            page.shelf.free(page.ref.slot)
+            self._free(page)
         return len(untouched)
 
     # ------------------------------------------------------------ reading
@@ -203,6 +211,10 @@ class Catalog:
     def _drop(self, page: Page) -> None:
         self._forget(page)
         page.state = SlotState.FREE
+        self._free(page)
+
+    def _free(self, page: Page) -> None:
+        self._slots.pop((page.shelf, page.ref.slot), None)
         page.shelf.free(page.ref.slot)
 
     def _forget(self, page: Page) -> None:
@@ -265,6 +277,8 @@ class Catalog:
             assert shelf.free_slots.isdisjoint(held), "a held slot is free"
             assert len(shelf.free_slots) + len(held) == shelf.arena.slots, "a slot is lost"
         assert self.room.resident_bytes <= self.room.budget_bytes, "over the budget"
+        announced = {(page.shelf, page.ref.slot): page for page in known if page.name}
+        assert self._slots == announced, "a page is not found in its slot"
         assert self.pinned == sum(page.pins > 0 for page in known), "pins miscounted"
         for page in known:
             self._check(page, known)

@@ -131,7 +131,7 @@ class Inbound:
             return None
         shelf = self._keeper.room.shelf(message.format)
         transfer = self._keeper.open_transfer(
-            message.transfer, self._link.peer, message.names, message.total_tokens, shelf, Way.IN, self._clock()
+            message.transfer, self._writer, message.names, message.total_tokens, shelf, Way.IN, self._clock()
         )
         if transfer is not None:
             self._incoming[transfer.id] = Incoming(transfer, shelf, message.names, message.total_tokens)

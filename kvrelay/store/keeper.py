@@ -12,7 +12,7 @@ from kvrelay.store.catalog import QUARANTINE_S, Catalog
 from kvrelay.store.copying import read_page
 from kvrelay.store.counts import Counts
 from kvrelay.store.leases import Leases
-from kvrelay.store.page import FOREVER, Page, Writer
+from kvrelay.store.page import Page, Writer
 from kvrelay.store.pushes import Pushes
 from kvrelay.store.room import Room
 from kvrelay.store.shelf import Shelf
@@ -60,9 +60,11 @@ class Keeper:
         return writer
 
     def leave(self, writer: Writer, now: float, quarantine_s: float = QUARANTINE_S) -> None:
-        """A writer's link is gone: what it had begun fails."""
+        """A writer's link is gone: what it had begun fails, and nothing is held for it any more."""
         self._now = now
         self.writers.pop(writer, None)
+        self.leases.release_all(writer)
+        self.transfers.fail_all(writer, now)
         self.catalog.lose(writer, now + quarantine_s)
         self.catalog.sweep(now)
 
@@ -70,14 +72,11 @@ class Keeper:
         """One more link of ``owner``."""
         self._owners[owner] = self._owners.get(owner, 0) + 1
 
-    def detach_owner(self, owner: str, now: float) -> None:
-        """One link fewer; with the last one its leases end and its transfers fail."""
-        self._now = now
+    def detach_owner(self, owner: str) -> None:
+        """One link fewer."""
         self._owners[owner] -= 1
         if self._owners[owner] == 0:
             del self._owners[owner]
-            self.leases.release_owner(owner)
-            self.transfers.fail_owner(owner, now)
             self.counts.add("owners_lost")
 
     # ------------------------------------------------------------ pages
@@ -111,15 +110,19 @@ class Keeper:
             self.pushes.wake(shelf)
 
     def suspect(self, owner: str, shelf: Shelf, slots: Sequence[SlotRef], now: float) -> None:
-        """``owner`` says that these slots hold wrong bytes, or that it will never fill them."""
+        """``owner`` says that these slots hold wrong bytes, or that it will never fill them.
+
+        What another is writing stays: only its owner knows whether it goes on, and its checksums speak for the rest.
+        """
         self._now = now
         for ref in slots:
             page = self.catalog.in_slot(shelf, ref)
-            if page is not None and page.state is SlotState.FILLING:
-                # Another owner's page: its writer goes on writing, so the slot waits for it.
-                self.catalog.fail(page, now + QUARANTINE_S if page.writer.label == owner else FOREVER)
-            elif page is not None:
+            if page is None:
+                continue
+            if not page.is_being_written:
                 self.inspect(page, now)
+            elif page.writer.label == owner:
+                self.catalog.fail(page, now + QUARANTINE_S)
         self.catalog.sweep(now)
 
     def inspect(self, page: Page, now: float) -> None:
@@ -127,14 +130,14 @@ class Keeper:
         if page.state is SlotState.COMPLETE and read_page(page.shelf.arena, page.ref, page.tokens) is None:
             self.catalog.condemn(page, now)
 
-    def acquire(self, owner: str, message: Acquire, now: float) -> Acquired:
+    def acquire(self, writer: Writer, message: Acquire, now: float) -> Acquired:
         """Pin what is here or arriving. Raises ``Overloaded``, ``Malformed``."""
         check_id(message.lease)
         self.progress(now)
         pages = [self.catalog.find(name) for name in message.names]
         found = [page for page in pages if page is not None]
         if found:
-            self.leases.hold(owner, message.lease, found, message.ttl_s, now)
+            self.leases.hold(writer, message.lease, found, message.ttl_s, now)
         missing = [name for name, page in zip(message.names, pages, strict=True) if page is None]
         waiting = bool(missing) and self.transfers.may_bring(message.transfers, missing)
         return Acquired(id=message.id, pages=[None if page is None else _held(page) for page in pages], waiting=waiting)
@@ -158,7 +161,7 @@ class Keeper:
     # ------------------------------------------------------------ transfers
 
     def open_transfer(
-        self, id: str, owner: str, names: Sequence[PageName], tokens: int, shelf: Shelf, way: Way, now: float
+        self, id: str, opener: Writer, names: Sequence[PageName], tokens: int, shelf: Shelf, way: Way, now: float
     ) -> Transfer | None:
         """A hand-off begins. None when its id is known. Raises ``Malformed`` when names and tokens disagree."""
         self._now = now
@@ -168,7 +171,7 @@ class Keeper:
         if len(names) != shelf.arena.format.pages_for(tokens) or len(set(names)) != len(names) or not names:
             raise Malformed(f"{len(names)} names are not the pages of a prompt of {tokens} tokens")
         self.progress(now)
-        return self.transfers.open(id, owner, names, tokens, way, now)
+        return self.transfers.open(id, opener, names, tokens, way, now)
 
     def no_more(self, transfer: Transfer, now: float) -> None:
         """The sender of a transfer is through: only pages that others are bringing may still come."""

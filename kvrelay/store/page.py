@@ -58,5 +58,10 @@ class Page:
         return self.tokens < self.shelf.arena.format.page_tokens
 
     @property
+    def is_being_written(self) -> bool:
+        """Whether its writer still has the slot, though the page may have been given up already."""
+        return self.state is SlotState.FILLING or (self.state is SlotState.FAILED and self.free_at == FOREVER)
+
+    @property
     def is_evictable(self) -> bool:
         return self.state is SlotState.COMPLETE and self.pins == 0 and self.children == 0

@@ -12,6 +12,7 @@ from kvrelay.errors import Overloaded, Refused
 from kvrelay.protocol import OpenTransfer
 from kvrelay.store.keeper import Keeper
 from kvrelay.store.outbound import Outbound
+from kvrelay.store.page import Writer
 from kvrelay.store.push import Push
 from kvrelay.store.shelf import Shelf
 from kvrelay.store.transfers import Transfer, Way
@@ -50,14 +51,14 @@ class Peers:
     def __repr__(self) -> str:
         return f"<Peers of {self.advertised}: {list(self._links.values())}>"
 
-    def open(self, owner: str, message: OpenTransfer, shelf: Shelf, now: float) -> None:
+    def open(self, opener: Writer, message: OpenTransfer, shelf: Shelf, now: float) -> None:
         """Start a transfer. Raises ``Refused``, ``Malformed``, ``Overloaded`` when it cannot be."""
         stays = message.push_to in (None, self.advertised)
         if message.push_to is not None and not stays:
             self._check(message.push_to)
         way = Way.STAY if stays else Way.OUT
         transfer = self._keeper.open_transfer(
-            message.transfer, owner, message.names, message.total_tokens, shelf, way, now
+            message.transfer, opener, message.names, message.total_tokens, shelf, way, now
         )
         if transfer is None and self._keeper.transfers.get(message.transfer) is None:
             raise Overloaded("this store has too many open transfers")

@@ -66,7 +66,7 @@ class Session:
         finally:
             self._keeper.leave(self._writer, self._clock())
             if self._owner:
-                self._keeper.detach_owner(self._owner, self._clock())
+                self._keeper.detach_owner(self._owner)
 
     async def _handle(self, message: Message) -> None:
         match message:
@@ -113,7 +113,7 @@ class Session:
                     )
                 case Acquire():
                     self._attached()
-                    return self._keeper.acquire(self._owner, message, now)
+                    return self._keeper.acquire(self._writer, message, now)
                 case Exists():
                     return Existing(id=message.id, present=self._keeper.exists(message.names, now))
                 case Describe():
@@ -132,7 +132,7 @@ class Session:
             case Milestone():
                 self._keeper.transfers.relay(message.transfer, message.stage, message.reason, message.tokens, now)
             case Release():
-                self._keeper.leases.release(self._owner, message.lease)
+                self._keeper.leases.release(self._writer, message.lease)
             case Suspect():
                 self._keeper.suspect(self._owner, self._attached(), message.slots, now)
             case Report():
@@ -140,7 +140,7 @@ class Session:
 
     def _open(self, message: OpenTransfer, shelf: Shelf, now: float) -> None:
         try:
-            self._peers.open(self._owner, message, shelf, now)
+            self._peers.open(self._writer, message, shelf, now)
         except KvrelayError as error:
             # The request goes on without a hand-off: D computes the prompt. The routers learn why.
             self._keeper.transfers.relay(message.transfer, Stage.FAILED, str(error), 0, now)

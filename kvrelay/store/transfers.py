@@ -8,6 +8,7 @@ from enum import Enum
 
 from kvrelay.protocol import TransferEvent
 from kvrelay.store.counts import Counts
+from kvrelay.store.page import Writer
 from kvrelay.types import PageName, Stage
 
 TRANSFER_TTL_S = 120.0
@@ -28,7 +29,8 @@ class Transfer:
     """One hand-off."""
 
     id: str
-    owner: str
+    opener: Writer
+    """The link that it ends with."""
     names: tuple[PageName, ...]
     total_tokens: int
     way: Way
@@ -78,12 +80,12 @@ class Transfers:
         return self._transfers.get(id)
 
     def open(
-        self, id: str, owner: str, names: Iterable[PageName], total_tokens: int, way: Way, now: float
+        self, id: str, opener: Writer, names: Iterable[PageName], total_tokens: int, way: Way, now: float
     ) -> Transfer | None:
         """A new transfer; None when the id is known or there are too many."""
         if id in self._transfers or not self._make_room():
             return None
-        transfer = Transfer(id, owner, tuple(names), total_tokens, way, now + TRANSFER_TTL_S)
+        transfer = Transfer(id, opener, tuple(names), total_tokens, way, now + TRANSFER_TTL_S)
         self._transfers[id] = transfer
         if way is not Way.OUT:
             transfer.expected = {name for name in transfer.names if not self._has(name)}
@@ -149,10 +151,10 @@ class Transfers:
         self._emit(TransferEvent(store=self._store, transfer=transfer.id, stage=Stage.FAILED, reason=reason))
         self.on_failed(transfer)
 
-    def fail_owner(self, owner: str, now: float) -> None:
-        """The process that opened these is gone."""
-        for transfer in [t for t in self._transfers.values() if t.is_open and t.owner == owner]:
-            self.fail(transfer, f"{owner} is gone", now)
+    def fail_all(self, opener: Writer, now: float) -> None:
+        """The link that opened these is gone."""
+        for transfer in [t for t in self._transfers.values() if t.is_open and t.opener is opener]:
+            self.fail(transfer, f"{opener.label} is gone", now)
 
     def expire(self, now: float) -> None:
         for transfer in [t for t in self._transfers.values() if t.expires <= now]:

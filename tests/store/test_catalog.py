@@ -10,10 +10,10 @@ from kvrelay.errors import Refused
 from kvrelay.store.arena import SlotState
 from kvrelay.store.catalog import QUARANTINE_S, Catalog
 from kvrelay.store.counts import Counts
-from kvrelay.store.page import Page, Writer
+from kvrelay.store.page import FOREVER, Page, Writer
 from kvrelay.store.room import Room
 from kvrelay.store.shelf import Shelf
-from kvrelay.types import PageFormat, PageName
+from kvrelay.types import PageFormat, PageName, SlotRef
 
 FORMAT = PageFormat(layers=2, kv_heads=1, head_dim=8, dtype="float32", page_tokens=32)
 SMALL = PageFormat(layers=1, kv_heads=1, head_dim=8, dtype="float32", page_tokens=16)
@@ -151,6 +151,22 @@ def test_the_second_copy_takes_over_when_the_first_one_fails(store: Store) -> No
     assert store.catalog.find(name(1)) is second
     store.fill(second)
     assert store.present(1) == [True]
+    store.check()
+
+
+def test_the_page_in_a_slot_is_found_whatever_became_of_it(store: Store) -> None:
+    first, spare, failed = store.put(1), store.begin(2), store.begin(3)
+    second = store.begin(2)
+    assert spare
+    assert second
+    assert failed
+    store.catalog.fail(failed, FOREVER)
+    for page in (first, spare, second, failed):
+        assert store.catalog.in_slot(store.shelf, page.ref) is page
+    store.check()
+    store.fill(second)
+    assert store.catalog.in_slot(store.shelf, second.ref) is None, "freed as a second copy"
+    assert store.catalog.in_slot(store.shelf, SlotRef(first.ref.slot, first.ref.generation - 1)) is None
     store.check()
 
 
