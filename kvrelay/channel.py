@@ -12,6 +12,7 @@ import logging
 import os
 import secrets
 import socket
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
@@ -27,6 +28,8 @@ HANDSHAKE_S = 5.0
 ACCEPT_RETRY_S = 0.1
 """Pause when no descriptor or memory is left for another link."""
 MAX_LINKS = 1024
+MAX_CRASHES = 3
+CRASH_WINDOW_S = 60.0
 _PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED)
 _MAX_INTRODUCTION_BYTES = 4096
 
@@ -214,9 +217,16 @@ class Listener:
         """Callers that failed the handshake."""
         self.crashed = 0
         """Links that ended by an error in our own code; health must show it."""
+        self._crashes: deque[float] = deque(maxlen=MAX_CRASHES)
 
     def __repr__(self) -> str:
         return f"<Listener {self._receiver}, {len(self._links)} links, {self.refused} refused, {self.crashed} crashed>"
+
+    @property
+    def is_sound(self) -> bool:
+        """False while links crash again and again: ``MAX_CRASHES`` of them within ``CRASH_WINDOW_S``."""
+        oldest = self._crashes[0] if len(self._crashes) == MAX_CRASHES else -CRASH_WINDOW_S
+        return asyncio.get_running_loop().time() - oldest >= CRASH_WINDOW_S
 
     async def run(self) -> None:
         """Accept until cancelled; then end every link."""
@@ -249,6 +259,7 @@ class Listener:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             self.crashed += 1
+            self._crashes.append(task.get_loop().time())
             _log.error("a link of %s crashed", self._receiver, exc_info=error)
 
     async def _link(self, sock: socket.socket) -> None:

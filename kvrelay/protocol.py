@@ -86,7 +86,7 @@ class Attach(Message, frozen=True, kw_only=True):
 
     id: int
     owner: str
-    """``worker/incarnation``: slots and leases of a lost owner's last connection are reclaimed."""
+    """``worker/incarnation``. Slots, leases and transfers belong to the link, and are reclaimed with it."""
     format: PageFormat
 
 
@@ -188,7 +188,10 @@ class Release(Message, frozen=True, kw_only=True):
 
 
 class Suspect(Message, frozen=True, kw_only=True):
-    """A reader found bytes of these slots that do not match their checksums; the store looks and forgets such pages."""
+    """A reader found bytes of these slots that do not match their checksums: the store looks and forgets such pages.
+
+    Or their owner will never fill them: the store frees them soon. What another owner is filling stays.
+    """
 
     slots: list[SlotRef]
 

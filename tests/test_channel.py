@@ -56,6 +56,12 @@ async def eventually(check: Callable[[], bool], within_s: float = 3.0) -> None:
         await asyncio.sleep(0.01)
 
 
+@pytest.mark.parametrize(("host", "expected"), [("", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("10.0.0.7", "10.0.0.7")])
+def test_a_listener_on_every_address_is_reached_through_loopback(host: str, expected: str) -> None:
+    assert channel.reachable(host) == expected
+    assert channel.is_everywhere(host) == (host != expected)
+
+
 async def test_messages_come_back_in_order_over_tcp() -> None:
     async with listening(echo) as (_, address):
         link = await dial(address)

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from kvrelay.channel import Channel, Listener, bind_tcp, bind_unix
+from kvrelay.channel import Channel, Listener, bind_tcp, bind_unix, is_everywhere
 from kvrelay.config import Config
 from kvrelay.errors import Misconfigured
 from kvrelay.feed import Feed
@@ -24,7 +24,6 @@ from kvrelay.store.session import Session
 from kvrelay.store.shelf import Shelf
 from kvrelay.types import StoreInfo
 
-_EVERYWHERE = ("", "0.0.0.0")
 TICK_S = 0.5
 """How late a lease, a transfer or a failed slot may end."""
 
@@ -119,8 +118,27 @@ class StoreDaemon:
         }
 
     def _heartbeat(self) -> Heartbeat:
+        healthy = all(listener.is_sound for listener in self._listeners)
         counts = self.keeper.describe()
-        return Heartbeat(name=self.info.name, incarnation=self.info.incarnation, healthy=True, counts=counts)
+        return Heartbeat(name=self.info.name, incarnation=self.info.incarnation, healthy=healthy, counts=counts)
+
+
+def _bind_local(path: Path) -> socket.socket:
+    try:
+        return bind_unix(path)
+    except OSError as error:
+        why = "its folder does not exist" if not path.parent.is_dir() else error.strerror or str(error)
+        raise Misconfigured(f"cannot listen at {path}: {why}; mend that or choose another socket (--socket)") from error
+
+
+def _bind_remote(host: str, port: int) -> socket.socket:
+    try:
+        return bind_tcp(host, port)
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise Misconfigured(
+            f"cannot listen on {host}:{port}: {why}; free it or set store.peer_host and store.peer_port"
+        ) from error
 
 
 async def run_store(
@@ -132,10 +150,10 @@ async def run_store(
     routers: tuple[str, ...],
     ready: Callable[[StoreInfo], None] | None = None,
 ) -> None:
-    """Serve until cancelled. Raises OSError when an address is taken, ``Misconfigured``."""
-    if config.store.peer_host in _EVERYWHERE and not config.store.advertise:
+    """Serve until cancelled. Raises ``Misconfigured``, also when an address is taken."""
+    if is_everywhere(config.store.peer_host) and not config.store.advertise:
         raise Misconfigured("store.peer_host means every address: set store.advertise to the one that others can reach")
-    with bind_unix(socket_path) as local, bind_tcp(config.store.peer_host, config.store.peer_port) as remote:
+    with _bind_local(socket_path) as local, _bind_remote(config.store.peer_host, config.store.peer_port) as remote:
         host, port = remote.getsockname()
         daemon = StoreDaemon(config, name, key, routers, config.store.advertise or f"{host}:{port}")
         try:

@@ -11,11 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from kvrelay.channel import bind_tcp
+from kvrelay import channel
+from kvrelay.channel import MAX_CRASHES, Channel, Listener, bind_tcp, bind_unix
+from kvrelay.channel import connect as connect_link
 from kvrelay.config import parse
 from kvrelay.errors import Misconfigured
+from kvrelay.protocol import Heartbeat
 from kvrelay.store.client import StoreClient
 from kvrelay.store.daemon import run_store
+from kvrelay.store.session import Session
 from kvrelay.types import StoreInfo
 from tests.store.conftest import KEY, StoreProcess, eventually, page_name, payload
 
@@ -51,9 +55,15 @@ async def test_a_store_tells_where_it_is_and_how_much_it_holds(tmp_path: Path) -
     assert again.incarnation != info.incarnation
 
 
-async def test_a_taken_port_or_socket_is_an_error_at_the_start(tmp_path: Path) -> None:
-    with bind_tcp("127.0.0.1", 0) as taken, pytest.raises(OSError, match="in use"):
+async def test_an_address_that_cannot_be_had_is_named_with_the_setting_to_change(tmp_path: Path) -> None:
+    with bind_tcp("127.0.0.1", 0) as taken, pytest.raises(Misconfigured, match=r"in use; .*store\.peer_port"):
         await start_and_stop(f"store.peer_port = {taken.getsockname()[1]}", tmp_path / "s")
+    with bind_unix(tmp_path / "s"), pytest.raises(Misconfigured, match=r"another process listens here; .*--socket"):
+        await start_and_stop("", tmp_path / "s")
+    with pytest.raises(Misconfigured, match=r"its folder does not exist; .*--socket"):
+        await start_and_stop("", tmp_path / "nowhere" / "s")
+    with pytest.raises(Misconfigured, match=r"too long; .*--socket"):
+        await start_and_stop("", tmp_path / ("s" * 120))
     assert (await start_and_stop("", tmp_path / "s")).name == "s"
 
 
@@ -64,6 +74,46 @@ def test_a_second_store_on_the_same_socket_does_not_push_the_first_aside(start_s
     client = connect(first)
     client.put(page_name(1), payload(1), 8)
     assert client.get(page_name(1)) == payload(1)
+
+
+async def test_a_store_whose_links_crash_again_and_again_is_not_healthy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beats: list[Heartbeat] = []
+
+    async def listen(link: Channel) -> None:
+        while True:
+            message = await link.recv()
+            beats.extend([message] if isinstance(message, Heartbeat) else [])
+
+    async def crash(session: Session) -> None:
+        raise ZeroDivisionError
+
+    async def heard(healthy: bool) -> None:
+        async with asyncio.timeout(5):
+            while not beats or beats[-1].healthy is not healthy:
+                await asyncio.sleep(0.01)
+
+    control = bind_tcp("127.0.0.1", 0)
+    router = f"127.0.0.1:{control.getsockname()[1]}"
+    listener = Listener(control, KEY, receiver="router", purposes={"feed"}, serve=listen)
+    settings = parse("cluster.heartbeat_s = 0.05\ncluster.dead_after_s = 1")
+    work = run_store(settings, name="s", socket_path=tmp_path / "s", key=KEY, routers=(router,))
+    tasks = [asyncio.create_task(part) for part in (listener.run(), work)]
+    try:
+        await heard(healthy=True)
+        monkeypatch.setattr(Session, "serve", crash)
+        for number in range(MAX_CRASHES):
+            assert all(beat.healthy for beat in beats), f"{number} crashes"
+            (await connect_link(tmp_path / "s", KEY, sender="c", purpose="client")).close()
+            await asyncio.sleep(0.1)
+        await heard(healthy=False)
+        monkeypatch.setattr(channel, "CRASH_WINDOW_S", 0.1)
+        await heard(healthy=True)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def mapped() -> int:
