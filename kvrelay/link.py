@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import socket
+import termios
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -101,6 +103,14 @@ class Channel:
             if count == 0:
                 raise Lost(f"{self.peer} closed the link in the middle of a payload")
             first = _advance(views, first, count)
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes sent here that the other machine did not take yet (0 when the link is closed)."""
+        count = array("i", [0])
+        with contextlib.suppress(OSError, ValueError):
+            fcntl.ioctl(self._sock, termios.TIOCOUTQ, count)
+        return count[0]
 
     def lift_limit(self) -> None:
         """Accept messages of the full length from now on: the peer is known."""

@@ -33,6 +33,8 @@ class Outbound:
         self._pushes: dict[str, Push] = {}
         self._opened: set[str] = set()
         self._awake = asyncio.Event()
+        self._moved_at = 0.0
+        """When payload or an answer moved last: an offer waits behind the bytes that were sent before it."""
 
     def __repr__(self) -> str:
         state = "over" if self.is_over else "running"
@@ -70,7 +72,7 @@ class Outbound:
             self._awake.clear()
             while await self._turn(link):
                 await asyncio.sleep(0)  # a peer that reads as fast as we send must not keep the loop from others
-            await self._wait()
+            await self._wait(link)
 
     async def _turn(self, link: Channel) -> bool:
         """One batch of each push; whether there may be more."""
@@ -93,6 +95,7 @@ class Outbound:
         if batch is not None:
             await link.send(batch.message, batch.views, stall_s=self._stall_s)
             push.settle(batch)
+            self._moved_at = self._clock()
             self._keeper.counts.add("bytes_pushed", batch.message.payload_bytes)
         if push.is_done:
             await self._close(link, push)
@@ -103,19 +106,25 @@ class Outbound:
         await link.send(closing, stall_s=self._stall_s)
         self._end(push, push.problem)
 
-    async def _wait(self) -> None:
-        """Until something can be sent. Raises ``Lost`` when the peer owes an answer for too long."""
-        owed = [push.waits_since for push in self._pushes.values() if push.waits_since is not None]
-        left_s = min(owed) + self._stall_s - self._clock() if owed else None
+    async def _wait(self, link: Channel) -> None:
+        """Until something can be sent. Raises ``Lost`` when the peer owes an answer and nothing moves for too long."""
+        queued = link.queued_bytes
         try:
-            async with asyncio.timeout(left_s):
+            async with asyncio.timeout(self._patience_s()):
                 await self._awake.wait()
         except TimeoutError as error:
-            raise Lost(f"{self.address} did not answer an offer within {self._stall_s:g} s") from error
+            if link.queued_bytes >= queued:
+                raise Lost(f"{self.address} did not answer an offer within {self._stall_s:g} s") from error
+            self._moved_at = self._clock()
+
+    def _patience_s(self) -> float | None:
+        owed = [push.waits_since for push in self._pushes.values() if push.waits_since is not None]
+        return max(min(owed), self._moved_at) + self._stall_s - self._clock() if owed else None
 
     async def _listen(self, link: Channel) -> None:
         while True:
             message = await link.recv()
+            self._moved_at = self._clock()
             push = self._pushes.get(getattr(message, "transfer", ""))
             match message:
                 case PushWanted() if push is not None:

@@ -369,6 +369,43 @@ async def test_a_receiver_that_stops_reading_in_the_middle_costs_only_its_own_pu
     await asyncio.gather(task, return_exceptions=True)
 
 
+async def _want_everything_and_read_slowly(link: Channel) -> None:
+    """About 5 MB a second."""
+    room = memoryview(bytearray(1 << 20))
+    while True:
+        match await link.recv():
+            case PushPages() as offered:
+                await link.send(PushWanted(transfer=offered.transfer, indices=offered.indices))
+            case Segments() as segments:
+                for start in range(0, segments.payload_bytes, len(room)):
+                    await link.recv_into([room[: segments.payload_bytes - start]])
+                    await asyncio.sleep(0.2)
+            case _:
+                pass
+
+
+async def test_an_offer_waits_for_its_answer_while_bytes_of_another_push_move_ahead_of_it(
+    start_store: Start, connect: Connect
+) -> None:
+    store = start_store(pages=10_000, toml="store.stalled_push_s = 0.5")
+    writer = connect(store, "p/1", format=BIG)
+    for number in range(9):
+        writer.put(page_name(number), payload(number, 32, BIG), 32)
+    sock = bind_tcp("127.0.0.1", 0)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)  # what is on its way is on the sender's side
+    host, port = sock.getsockname()
+    listener = Listener(sock, KEY, receiver="slow", purposes={"peer"}, serve=_want_everything_and_read_slowly)
+    task = asyncio.create_task(listener.run())
+    writer.open_transfer("t1", [page_name(number) for number in range(8)], 32 * 8, f"{host}:{port}")
+    await eventually(lambda: writer.describe()["bytes_pushed"] > 0)
+    writer.open_transfer("t2", [page_name(8)], 32, f"{host}:{port}")
+    await eventually(lambda: writer.describe()["transfers_open"] == 0)
+    counts = writer.describe()
+    assert (counts["pushes_failed"], counts["bytes_pushed"]) == (0, 9 * BIG.page_bytes)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
 @pytest.mark.parametrize(
     "answer",
     [PushWanted(transfer="t", indices=[5]), PushWanted(transfer="t", indices=[-1]), Describe(id=1)],
