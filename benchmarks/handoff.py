@@ -93,7 +93,7 @@ def main() -> None:
     for tokens in LENGTHS:
         row = rows[str(tokens)]
         print(
-            f"{tokens:>5} tokens: prefill {row['prefill_ms']:>7} ms, P's response to D's first token {row['gap_ms']} ms, "
+            f"{tokens:>5} tokens: prefill {row['prefill_ms']:>7} ms, P to first token {row['gap_ms']} ms, "
             f"of it hand-off {row['exposed_ms']} ms (KV in D's blocks {row['loaded_ms']} ms after the response)"
         )
 
