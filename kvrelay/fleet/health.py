@@ -29,7 +29,7 @@ def examine(brain: Brain, now: float) -> Health:
     """Health of the fleet at ``now``."""
     usable = brain.fleet.workers.usable(now)
     unpaired = list(_unpaired(brain, usable, now))
-    status, why = _judge(usable, unpaired)
+    status, why = _judge(brain, usable, unpaired, now)
     return Health(
         status=status,
         why=why,
@@ -42,12 +42,24 @@ def examine(brain: Brain, now: float) -> Health:
     )
 
 
-def _judge(usable: list[WorkerInfo], unpaired: list[dict[str, str]]) -> tuple[str, str]:
+def _judge(brain: Brain, usable: list[WorkerInfo], unpaired: list[dict[str, str]], now: float) -> tuple[str, str]:
     if not any(worker.role.decodes for worker in usable):
         return "unavailable", "no worker with role decode or both is ready; start one, or look at its log"
+    for worker in usable:
+        if not brain.fleet.stores.is_usable(worker.store, now):
+            return "degraded", _no_store(brain, worker)
     if unpaired:
         return "degraded", "some workers cannot hand KV to each other; see unpaired for the field that differs"
     return "ok", ""
+
+
+def _no_store(brain: Brain, worker: WorkerInfo) -> str:
+    if brain.fleet.stores.get(worker.store) is not None:
+        return f"store {worker.store!r} of worker {worker.name!r} is not heard; see its log"
+    return (
+        f"worker {worker.name!r} names the store {worker.store!r}, which no store here is called; "
+        "start that store with this router's --router, or give the worker the right --store-name"
+    )
 
 
 def _unpaired(brain: Brain, usable: list[WorkerInfo], now: float) -> Iterator[dict[str, str]]:

@@ -75,7 +75,7 @@ class Exchange:
         self._reply: Reply | None = None
         self._closed = False
         self.output_tokens = 0
-        """Exact where the answer carries its usage, else the number of stream events."""
+        """Exact where the answer carries its usage, else the number of stream events that carry a token."""
         self.broken = False
         """The answer ended early, after its status was sent."""
 
@@ -219,7 +219,7 @@ class Exchange:
                 whole = block.endswith(sse.DONE)
                 if whole and failed:
                     block = block.removesuffix(sse.DONE)
-                self.output_tokens += block.count(sse.END) - whole
+                self.output_tokens += sse.token_events(block)
                 yield await self._counted(block)
                 if whole:
                     self.broken = failed

@@ -220,6 +220,11 @@ def _failed(failure: Failure) -> web.Response:
 
 def _http_failure(error: web.HTTPException, http: web.Request) -> Failure:
     """What aiohttp itself refuses: unknown routes, wrong methods."""
-    message = f"{http.method} {http.path[:200]} is not served here; see the list of routes in the documentation"
+    served = ", ".join(
+        f"{route.method} {route.resource.canonical}"
+        for route in http.app.router.routes()
+        if route.resource is not None and route.method != "HEAD"
+    )
+    message = f"{http.method} {http.path[:200]} is not served here; these are: {served}"
     allow = {"allow": error.headers["allow"]} if "allow" in error.headers else {}
     return Failure(status=error.status, body=error_body(message, error.status), headers=allow)

@@ -19,6 +19,10 @@ MAX_EVENT_BYTES = 64 << 20
 DETAILS = b'"prompt_tokens_details"'
 _CACHED = re.compile(rb'("prompt_tokens_details"\s*:\s*\{[^{}]*?"cached_tokens"\s*:\s*)(?:\d+|null)')
 _COMPLETION_TOKENS = re.compile(rb'"completion_tokens"\s*:\s*(\d+)')
+_ROLE = b'"delta":{"role":'
+"""In a chat's first event of each choice, which carries no token."""
+_NO_CHOICE = b'"choices":[]'
+"""In an event that carries the usage alone."""
 _ERROR_STARTS = (b'data: {"error"', b'data: {"object":"error"')
 
 
@@ -58,6 +62,11 @@ def completion_tokens(data: bytes) -> int | None:
     """``usage.completion_tokens`` in ``data``, if it is there."""
     found = _COMPLETION_TOKENS.findall(data)
     return int(found[-1]) if found else None
+
+
+def token_events(block: bytes) -> int:
+    """How many events of ``block`` carry a token; the last of an answer may carry one that has no text."""
+    return block.count(END) - block.count(DONE) - block.count(_ROLE) - block.count(_NO_CHOICE)
 
 
 def error_status(block: bytes) -> int | None:

@@ -4,6 +4,7 @@ scrape time."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from http import HTTPStatus
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -32,7 +33,7 @@ class Telemetry:
         self._responses = self._counter("kvrelay_http_responses", "HTTP responses.", "route", "status")
         self._requests = self._counter("kvrelay_requests", "Finished requests by path.", "path", "status")
         self._local = self._counter("kvrelay_local_requests", "Requests served by one worker, by reason.", "reason")
-        self._prompt_tokens = self._counter("kvrelay_prompt_tokens", "Prompt tokens of finished requests.")
+        self._prompt_tokens = self._counter("kvrelay_prompt_tokens", "Prompt tokens of answered requests.")
         self._cached_tokens = self._counter("kvrelay_cached_tokens", "Prompt tokens that P had cached.")
         self._output_tokens = self._counter("kvrelay_output_tokens", "Tokens written.")
         self._moved_bytes = self._counter("kvrelay_transfer_bytes", "Bytes that crossed between stores.")
@@ -57,8 +58,9 @@ class Telemetry:
         self._requests.labels(timeline.path, str(timeline.status)).inc()
         if timeline.local_reason:
             self._local.labels(timeline.local_reason).inc()
-        self._prompt_tokens.inc(timeline.prompt_tokens)
-        self._cached_tokens.inc(timeline.cached_tokens or 0)
+        if timeline.status == HTTPStatus.OK:  # a refused prompt was not read
+            self._prompt_tokens.inc(timeline.prompt_tokens)
+            self._cached_tokens.inc(timeline.cached_tokens or 0)
         self._output_tokens.inc(timeline.output_tokens)
         self._moved_bytes.inc(timeline.transfer.bytes)
         self._whole.observe(timeline.events["finished"])

@@ -46,3 +46,19 @@ def test_colocated_workers_are_not_called_unpaired() -> None:
     for name in ("b1", "b2"):
         fleet.register_worker(worker(name), 0.0)
     assert examine(fleet, 0.0).status == "ok"
+
+
+def test_a_worker_whose_store_nobody_knows_is_told_with_what_to_do() -> None:
+    fleet = brain()
+    fleet.register_worker(worker("p", Role.PREFILL, store="stroe"), 0.0)
+    fleet.register_worker(worker("d", Role.DECODE), 0.0)
+    health = examine(fleet, 0.0)
+    assert (health.status, health.serving) == ("degraded", True)
+    assert "worker 'p' names the store 'stroe', which no store here is called" in health.why
+    assert "--store-name" in health.why
+
+
+def test_a_store_that_fell_silent_is_told_apart_from_one_that_never_came() -> None:
+    fleet = brain()
+    fleet.register_worker(worker("b"), 2.5)
+    assert examine(fleet, 2.5).why == f"store {store().name!r} of worker 'b' is not heard; see its log"

@@ -189,8 +189,43 @@ async def test_transfer_fields_and_salts_of_clients_are_stripped_wherever_they_h
 async def test_a_tool_may_have_a_parameter_called_cache_salt(cluster: Cluster) -> None:
     _, decode = await cluster.split()
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"cache_salt": {}}}}}]
-    await cluster.post("/v1/chat/completions", {"model": "tiny", "messages": CHAT, "tools": tools})
+    await cluster.post(
+        "/v1/chat/completions", {"model": "tiny", "messages": CHAT, "tools": tools, "tool_choice": "none"}
+    )
     assert decode.bodies("/v1/chat/completions")[0]["tools"] == tools
+
+
+@pytest.mark.parametrize("choice", [{}, {"tool_choice": None}, {"tool_choice": "auto"}])
+async def test_tools_that_the_model_may_choose_are_refused_before_a_worker_is_asked(
+    cluster: Cluster, choice: dict[str, object]
+) -> None:
+    prefill, decode = await cluster.split()
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    body = {"model": "tiny", "messages": CHAT, "tools": tools} | choice
+    status, answer, _ = await cluster.post("/v1/chat/completions", body)
+    assert (status, answer["error"]["param"]) == (400, "tool_choice")
+    assert "this version of kvrelay does not let the model choose tools" in answer["error"]["message"]
+    assert prefill.bodies() == decode.bodies("/v1/chat/completions") == []
+
+
+@pytest.mark.parametrize("route", ["/v1/embeddings", "/v1/responses"])
+async def test_an_unknown_route_is_told_which_ones_there_are(cluster: Cluster, route: str) -> None:
+    status, answer, _ = await cluster.post(route, {"model": "tiny"})
+    assert status == 404
+    assert f"POST {route} is not served here" in answer["error"]["message"]
+    for served in ("POST /v1/chat/completions", "POST /v1/completions", "GET /v1/models", "GET /kvrelay/requests/{id}"):
+        assert served in answer["error"]["message"]
+    assert "HEAD" not in answer["error"]["message"]
+
+
+async def test_the_prompt_of_a_refused_request_is_not_counted_as_read(cluster: Cluster) -> None:
+    prefill, _ = await cluster.split()
+    await cluster.complete()
+    read = await cluster.metric("kvrelay_prompt_tokens_total")
+    prefill.refuse = 400
+    status, _, _ = await cluster.post("/v1/completions", {"model": "tiny", "prompt": "Hello, you"})
+    assert status == 400
+    assert await cluster.metric("kvrelay_prompt_tokens_total") == read > 0
 
 
 async def test_only_holders_of_a_key_get_in_and_each_tenant_has_its_salt(model_folder: Path) -> None:

@@ -74,3 +74,18 @@ def test_our_own_error_event_is_json_in_one_event() -> None:
     event = sse.error_event("gone", 502)
     assert event.endswith(b"\n\n")
     assert json.loads(event.removeprefix(b"data: "))["error"]["code"] == 502
+
+
+def _chat(delta: str, tail: str = "") -> bytes:
+    return b'data: {"choices":[{"index":0,"delta":{' + delta.encode() + b"}" + tail.encode() + b"}]}\n\n"
+
+
+def test_only_events_that_carry_a_token_are_counted() -> None:
+    role = _chat('"role":"assistant","content":""')
+    word = _chat('"content":"The"')
+    quoting = _chat(r'"content":"\"delta\":{\"role\":"')
+    end = _chat('"content":""', ',"finish_reason":"stop"')
+    usage = b'data: {"choices":[],"usage":{"completion_tokens":4}}\n\n'
+    stream = [role, word + quoting, end + usage + sse.DONE]
+    assert [sse.token_events(block) for block in stream] == [0, 2, 1]
+    assert sse.token_events(b'data: {"choices":[{"text":"a"}]}\n\n' + sse.DONE) == 1
