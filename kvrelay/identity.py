@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from kvrelay.errors import Incompatible
 from kvrelay.types import Fingerprint, PageName
 
 NAMING_VERSION = 1
@@ -91,12 +90,3 @@ def can_exchange(ours: Fingerprint, theirs: Fingerprint) -> str | None:
             if field.name != "format" and mine != yours:
                 return prefix + field.name
     return None
-
-
-def require_exchange(ours: Fingerprint, theirs: Fingerprint) -> None:
-    """Raise ``Incompatible`` naming the field unless ``can_exchange``."""
-    field = can_exchange(ours, theirs)
-    if field is not None:
-        leaf = field.removeprefix("format.")
-        sides = (ours.format, theirs.format) if leaf != field else (ours, theirs)
-        raise Incompatible(field, getattr(sides[0], leaf), getattr(sides[1], leaf))

@@ -157,9 +157,3 @@ class RequestFacts(Value, frozen=True, kw_only=True):
     """Most tokens that D may write, all choices together."""
     page_names: tuple[tuple[PageName, ...], ...]
     """Page names of each prompt; empty when the router cannot name them."""
-
-
-class Counters(Value, frozen=True, kw_only=True):
-    """Named monotonic counts, e.g. ``pages_evicted``; the unit is in the name."""
-
-    counts: dict[str, int]
