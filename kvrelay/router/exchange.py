@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Callable, Iterable
 
-from kvrelay.errors import Lost, Malformed, Overloaded
+from kvrelay.errors import KvrelayError, Lost, Malformed, Overloaded
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.flight import AbandonDecode, AbandonPrefill, Command, DispatchDecode, Plan, PrefillOrder, SendPrefill
 from kvrelay.fleet.ledger import Timeline
@@ -17,6 +18,8 @@ from kvrelay.router.failures import Rejected, blames_client
 from kvrelay.router.legs import decode_body, local_body, prefill_body, prefill_cached_tokens
 from kvrelay.router.request import ClientRequest
 from kvrelay.router.upstream import MAX_ERROR_BYTES, Reply, Upstream
+
+log = logging.getLogger("kvrelay.router")
 
 DRAIN_S = 0.05
 SETTLE_S = 1.0
@@ -139,6 +142,8 @@ class Exchange:
 
     def _prefill_over(self, index: int, task: asyncio.Task[int]) -> None:
         error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, KvrelayError):
+            log.error("the prefill of prompt %d of %s failed", index, self._id, exc_info=error)
         if self._closed:
             return
         del self._prefills[index]

@@ -13,6 +13,8 @@ from kvrelay.errors import BadRequest
 from kvrelay.router.strip import strip_reserved
 
 MAX_CHOICES = 1024
+MAX_DEPTH = 100
+"""Levels of objects and lists in a body. A tool's schema has ten or twenty; Python's own recursion ends at 1,000."""
 _MAX_TOKEN_ID = 2**32 - 1
 _COMPLETION_TOKENS = 16
 """OpenAI's default ``max_tokens`` of a completion; a chat may fill the context."""
@@ -60,7 +62,10 @@ class ClientRequest:
 
 def parse(kind: Kind, data: bytes) -> ClientRequest:
     """The request in ``data``. Raises ``BadRequest``."""
-    body = strip_reserved(_decode(data))
+    body = _decode(data)
+    if data.count(b"[") + data.count(b"{") > MAX_DEPTH and _deeper_than(MAX_DEPTH, body):
+        raise BadRequest(f"the body is nested more than {MAX_DEPTH} levels deep; flatten it")
+    body = strip_reserved(body)
     if kind is Kind.CHAT and not isinstance(body.get("messages"), list):
         raise BadRequest("messages must be a list of messages", param="messages")
     if body.get("tools") and body.get("tool_choice") in (None, "auto"):
@@ -89,6 +94,22 @@ def _decode(data: bytes) -> dict[str, object]:
         raise BadRequest(f"the body is not a JSON object that can be read ({error}); correct it") from error
     except (msgspec.DecodeError, RecursionError) as error:
         raise BadRequest(f"the body is not valid JSON ({error}); correct it") from error
+
+
+def _deeper_than(depth: int, value: object) -> bool:
+    """Level by level: whatever walks the body later may do so by recursion."""
+    level = [value]
+    for _ in range(depth):
+        level = [inner for outer in level for inner in _containers(outer)]
+        if not level:
+            return False
+    return True
+
+
+def _containers(value: object) -> list[object]:
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    # Looking at the types first is five times faster for long lists of token ids.
+    return [item for item in items if isinstance(item, dict | list)] if {dict, list} & set(map(type, items)) else []
 
 
 def _typed(body: dict[str, object], key: str, kind: type[T], want: str) -> T | None:

@@ -4,6 +4,7 @@ is how a worker learns that nobody waits."""
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 
 import aiohttp
@@ -16,6 +17,17 @@ KEEPALIVE_S = 2.0
 MAX_ANSWER_BYTES = 512 << 20
 MAX_ERROR_BYTES = 1 << 20
 _BROKEN = (aiohttp.ClientError, TimeoutError, OSError)
+
+
+def _socket(address: aiohttp.AddrInfoType) -> socket.socket:
+    """A socket that notices within about 15 s that the worker's machine is gone, also while nothing is said."""
+    family, kind, protocol, _, _ = address
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 3)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+    return made
 
 
 class Reply:
@@ -66,7 +78,7 @@ class Upstream:
 
     def __init__(self, *, connect_s: float) -> None:
         # No limit of its own: admission bounds what is in flight, and a queue here would be invisible to the brain.
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S)
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S, socket_factory=_socket)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_s)
         self._session = aiohttp.ClientSession(
             connector=connector, timeout=timeout, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False
