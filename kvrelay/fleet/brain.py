@@ -22,7 +22,7 @@ from kvrelay.fleet.flight import (
 from kvrelay.fleet.index import PageIndex
 from kvrelay.fleet.ledger import Ledger, Timeline
 from kvrelay.fleet.loads import Loads
-from kvrelay.fleet.workers import Fleet, Handoff
+from kvrelay.fleet.workers import Fleet, Handoff, Roster
 from kvrelay.policy.admit import RETRY_AFTER_S, Turned, admit
 from kvrelay.policy.route import Path
 from kvrelay.protocol import Heartbeat, TransferEvent
@@ -55,19 +55,30 @@ class Brain:
     # ------------------------------------------------------------ members
 
     def register_worker(self, worker: WorkerInfo, now: float) -> list[Command]:
-        """A worker says hello. A former incarnation of it is dead, and so is everything that runs there."""
+        """A worker says hello. A former incarnation of it is dead, and so is everything that runs there.
+
+        Raises ``Malformed``, ``Refused``.
+        """
         if not self.fleet.register_worker(worker, now):
             return []
         self.index.drop(worker.name)
         return self._abandon(worker.name, decode_too=True)
 
     def register_store(self, store: StoreInfo, now: float) -> None:
+        """A store says hello. Raises ``Malformed``, ``Refused``."""
         self.fleet.stores.register(store, now)
 
-    def heartbeat(self, member: WorkerInfo | StoreInfo, beat: Heartbeat, now: float) -> None:
-        """``member`` is what the link registered as."""
-        roster = self.fleet.workers if isinstance(member, WorkerInfo) else self.fleet.stores
-        roster.hear(member.name, beat.incarnation, healthy=beat.healthy, counts=beat.counts, now=now)
+    def link(self, member: WorkerInfo | StoreInfo, opened: int) -> None:
+        """A link over which ``member`` registered is open (1) or has ended (-1)."""
+        self._roster(member).link(member.name, member.incarnation, opened)
+
+    def heartbeat(self, member: WorkerInfo | StoreInfo, beat: Heartbeat, now: float) -> bool:
+        """``member`` is what the link registered as; False when another has its name now."""
+        roster = self._roster(member)
+        return roster.hear(member.name, beat.incarnation, healthy=beat.healthy, counts=beat.counts, now=now)
+
+    def _roster(self, member: WorkerInfo | StoreInfo) -> Roster[WorkerInfo] | Roster[StoreInfo]:
+        return self.fleet.workers if isinstance(member, WorkerInfo) else self.fleet.stores
 
     def leaving(self, member: WorkerInfo | StoreInfo) -> list[Command]:
         """A clean goodbye."""
@@ -85,8 +96,13 @@ class Brain:
         for worker in self.fleet.workers.expire(now):
             # Silence is no proof of death: D's running streams are left alone, a prefill is cheap to do elsewhere.
             commands += self._abandon(worker.name, decode_too=False)
+        for worker in self.fleet.workers.given_up(now):
+            # At every tick: what is sent there meanwhile by a request that chose it earlier would hang as well.
+            commands += self._abandon(worker.name, decode_too=True)
         self.fleet.stores.expire(now)
-        self.loads.keep_only(member.info.name for member in self.fleet.workers)
+        known = [member.info.name for member in self.fleet.workers]
+        self.loads.keep_only(known)
+        self.index.keep_only(known)
         for flight in self._flights.values():
             if now - flight.heard_s > self._transfer_wait_s:
                 commands += self._dispatch(flight)
@@ -134,6 +150,7 @@ class Brain:
         timeline = Timeline(facts.request_id, ask.tenant, ask.received_s, prompt_tokens=sum(facts.prompt_tokens))
         timeline.mark("tokenised", now)
         timeline.decode_worker = pick.worker.name
+        timeline.decide("decode", pick.choice)
         flight = Flight(ask=ask, timeline=timeline, decode=pick.reservation, aimed_at=pick.worker, heard_s=now)
         flight.tried_decode.add(pick.worker.name)
         self.loads.reserve_decode(pick.reservation)
@@ -157,8 +174,9 @@ class Brain:
         self.loads.reserve_prefill(pick.reservation)
         self._remember(leg, pick.worker)
         leg.send(f"{flight.request_id}/{leg.index}/{len(leg.tried)}", pick.reservation)
-        self.ledger.own(flight.request_id, leg.transfer)
+        self.ledger.own(flight.request_id, leg.transfer, leg.prompt_tokens)
         flight.timeline.prefill_worker = pick.worker.name
+        flight.timeline.decide("prefill", pick.choice)
         return PrefillOrder(
             index=leg.index,
             worker=pick.worker.name,
@@ -266,6 +284,7 @@ class Brain:
         flight.decode = pick.reservation
         flight.tried_decode.add(pick.worker.name)
         flight.timeline.decode_worker = pick.worker.name
+        flight.timeline.decide("decode", pick.choice)
         return True
 
     def first_token(self, request_id: str, now: float) -> None:

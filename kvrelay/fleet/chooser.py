@@ -9,8 +9,8 @@ from kvrelay.fleet.index import PageIndex
 from kvrelay.fleet.loads import DecodeReservation, Loads, PrefillReservation
 from kvrelay.fleet.workers import Fleet, Handoff
 from kvrelay.policy.cost import DecodeLoad, PrefillLoad, uncached_tokens
-from kvrelay.policy.route import choose_decode, choose_prefill
-from kvrelay.types import Value, WorkerInfo
+from kvrelay.policy.route import Choice, choose_decode, choose_prefill
+from kvrelay.types import Role, Value, WorkerInfo
 
 MAX_SPLIT_PROMPTS = 64
 """A request with more prompts than this is not split: each would be a connection of its own."""
@@ -22,6 +22,7 @@ class PrefillPick(Value, frozen=True, kw_only=True):
     worker: WorkerInfo
     handoff: Handoff
     reservation: PrefillReservation
+    choice: Choice
 
 
 class DecodePick(Value, frozen=True, kw_only=True):
@@ -29,6 +30,7 @@ class DecodePick(Value, frozen=True, kw_only=True):
 
     worker: WorkerInfo
     reservation: DecodeReservation
+    choice: Choice
 
 
 class Chooser:
@@ -56,7 +58,7 @@ class Chooser:
         if choice is None:
             return None
         reservation = DecodeReservation(worker=choice.worker, sequences=ask.sequences, kv_tokens=kv_tokens)
-        return DecodePick(worker=workers[choice.worker], reservation=reservation)
+        return DecodePick(worker=workers[choice.worker], reservation=reservation, choice=choice)
 
     def prefill(self, leg: PromptLeg, decode: WorkerInfo, now: float) -> PrefillPick | None:
         """The best P for this prompt that can hand over to ``decode`` and was not tried yet."""
@@ -68,7 +70,7 @@ class Chooser:
         tokens = uncached_tokens(leg.prompt_tokens, loads[choice.worker].cached_tokens)
         worker, handoff = pairs[choice.worker]
         reservation = PrefillReservation(worker=choice.worker, tokens=tokens)
-        return PrefillPick(worker=worker, handoff=handoff, reservation=reservation)
+        return PrefillPick(worker=worker, handoff=handoff, reservation=reservation, choice=choice)
 
     def why_local(self, ask: Ask, decode: WorkerInfo, now: float) -> str:
         """Why the request is served by ``decode`` alone, as a word for a metric label; empty when it can be split."""
@@ -78,8 +80,10 @@ class Chooser:
             return "many_prompts"
         if self._pairs(decode, now):
             return ""
-        dedicated = [worker for worker in self.prefillers(decode.model, now) if not worker.role.decodes]
-        return "no_pair" if dedicated else "colocated"
+        prefillers = self.prefillers(decode.model, now)
+        if decode.role is Role.DECODE:
+            return "no_pair" if prefillers else "no_prefill"
+        return "no_pair" if any(not worker.role.decodes for worker in prefillers) else "colocated"
 
     def _pairs(self, decode: WorkerInfo, now: float) -> list[tuple[WorkerInfo, Handoff]]:
         tried = [(worker, self._fleet.pair(worker, decode, now)) for worker in self.prefillers(decode.model, now)]

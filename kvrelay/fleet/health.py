@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvrelay.fleet.brain import Brain
-from kvrelay.fleet.workers import Member, NoHandoff
-from kvrelay.types import StoreInfo, Value, WorkerInfo
+from kvrelay.fleet.workers import Handoff, Member, NoHandoff
+from kvrelay.types import Role, StoreInfo, Value, WorkerInfo
 
 
 class Health(Value, frozen=True, kw_only=True):
@@ -50,6 +50,9 @@ def _judge(brain: Brain, usable: list[WorkerInfo], unpaired: list[dict[str, str]
             return "degraded", _no_store(brain, worker)
     if unpaired:
         return "degraded", "some workers cannot hand KV to each other; see unpaired for the field that differs"
+    alone = _alone(brain, usable, now)
+    if alone:
+        return "degraded", f"no prefill worker is ready for {', '.join(alone)}; start one, or look at its log"
     return "ok", ""
 
 
@@ -62,10 +65,24 @@ def _no_store(brain: Brain, worker: WorkerInfo) -> str:
     )
 
 
+def _alone(brain: Brain, usable: list[WorkerInfo], now: float) -> list[str]:
+    """Decode workers that compute every prompt themselves."""
+    return [
+        decode.name
+        for decode in usable
+        if decode.role is Role.DECODE
+        if not any(isinstance(brain.fleet.pair(prefill, decode, now), Handoff) for prefill in _of(usable, decode))
+    ]
+
+
+def _of(usable: list[WorkerInfo], decode: WorkerInfo) -> list[WorkerInfo]:
+    """Workers that prefill the model of ``decode``."""
+    return [worker for worker in usable if worker.role.prefills and worker.model == decode.model]
+
+
 def _unpaired(brain: Brain, usable: list[WorkerInfo], now: float) -> Iterator[dict[str, str]]:
-    decoders = [worker for worker in usable if worker.role.decodes]
-    for prefill in usable:
-        for decode in decoders if prefill.role.prefills else ():
+    for decode in (worker for worker in usable if worker.role.decodes):
+        for prefill in _of(usable, decode):
             pair = brain.fleet.pair(prefill, decode, now)
             if isinstance(pair, NoHandoff) and pair.reason != "colocated":
                 yield {"prefill": prefill.name, "decode": decode.name, "reason": pair.reason}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from kvrelay.types import PageName
 
@@ -62,3 +62,8 @@ class PageIndex:
 
     def drop(self, worker: str) -> None:
         self._workers.pop(worker, None)
+
+    def keep_only(self, workers: Iterable[str]) -> None:
+        """Forget what was sent to workers that nobody knows any more."""
+        for worker in self._workers.keys() - set(workers):
+            del self._workers[worker]

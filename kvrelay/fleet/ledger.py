@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
+from kvrelay.policy.route import Choice
 from kvrelay.protocol import TransferEvent
 from kvrelay.types import Stage
 
 KEPT_REQUESTS = 1000
+KEPT_CHOICES = 8
+"""Choices kept of one request: those of its first prompts, and of its first retries."""
+KEPT_RUNNERS_UP = 3
 
 
 @dataclass
@@ -17,7 +21,12 @@ class TransferSums:
 
     bytes: int = 0
     seconds: float = 0.0
-    loaded_tokens: int = 0
+    loaded: dict[str, int] = field(default_factory=dict)
+    """Tokens that D loaded, by transfer."""
+
+    @property
+    def loaded_tokens(self) -> int:
+        return sum(self.loaded.values())
 
 
 @dataclass
@@ -38,6 +47,14 @@ class Timeline:
     """HTTP status of the answer; 499 when the client went away; None while running."""
     events: dict[str, float] = field(default_factory=lambda: {"received": 0.0})
     transfer: TransferSums = field(default_factory=TransferSums)
+    transfers: dict[str, int] = field(default_factory=dict)
+    """Prompt tokens of each transfer."""
+    decision: list[dict[str, object]] = field(default_factory=list)
+
+    def decide(self, pool: str, choice: Choice) -> None:
+        """Keep why a worker of ``pool`` was chosen."""
+        if len(self.decision) < KEPT_CHOICES:
+            self.decision.append({"pool": pool, **choice.explain(KEPT_RUNNERS_UP)})
 
     def mark(self, event: str, now: float) -> None:
         """Note ``event``; of several legs the last one counts."""
@@ -58,7 +75,12 @@ class Timeline:
             self.transfer.bytes += event.bytes
             self.transfer.seconds = max(self.transfer.seconds, event.seconds)
         elif event.stage is Stage.LOADED:
-            self.transfer.loaded_tokens += event.tokens
+            self._loaded(event)
+
+    def _loaded(self, event: TransferEvent) -> None:
+        """Every choice of a request reports its own load of the same pages: the largest is what was moved."""
+        tokens = max(event.tokens, self.transfer.loaded.get(event.transfer, 0))
+        self.transfer.loaded[event.transfer] = min(tokens, self.transfers.get(event.transfer, 0))
 
     def exposed_s(self) -> float | None:
         """Seconds of the hand-off that the prefill did not hide; None until both ends are known."""
@@ -84,6 +106,7 @@ class Timeline:
             "status": self.status,
             "events": dict(sorted(self.events.items(), key=lambda item: item[1])),
             "transfer": self._transfer(),
+            "decision": self.decision or None,
         }
         return {key: value for key, value in known.items() if value is not None}
 
@@ -111,7 +134,6 @@ class Ledger:
         self._kept = kept
         self._timelines: OrderedDict[str, Timeline] = OrderedDict()
         self._owners: dict[str, str] = {}
-        self._transfers: dict[str, list[str]] = {}
 
     def __repr__(self) -> str:
         return f"<Ledger {len(self._timelines)}/{self._kept}, {len(self._owners)} transfers>"
@@ -119,15 +141,15 @@ class Ledger:
     def open(self, timeline: Timeline) -> None:
         self._timelines[timeline.request_id] = timeline
         while len(self._timelines) > self._kept:
-            oldest, _ = self._timelines.popitem(last=False)
-            for transfer in self._transfers.pop(oldest, ()):
+            _, oldest = self._timelines.popitem(last=False)
+            for transfer in oldest.transfers:
                 self._owners.pop(transfer, None)
 
-    def own(self, request_id: str, transfer: str) -> None:
-        """From now on ``transfer`` belongs to ``request_id``."""
+    def own(self, request_id: str, transfer: str, prompt_tokens: int) -> None:
+        """From now on ``transfer``, of a prompt of ``prompt_tokens``, belongs to ``request_id``."""
         if request_id in self._timelines:
             self._owners[transfer] = request_id
-            self._transfers.setdefault(request_id, []).append(transfer)
+            self._timelines[request_id].transfers[transfer] = prompt_tokens
 
     def get(self, request_id: str) -> Timeline | None:
         return self._timelines.get(request_id)

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from kvrelay.errors import Malformed
+from kvrelay.errors import Malformed, Refused
 from kvrelay.identity import can_exchange
+from kvrelay.policy.patience import SILENT_LEASES
 from kvrelay.types import Role, StoreInfo, Value, WorkerInfo
 
 MAX_MEMBERS = 1024
@@ -26,6 +27,10 @@ class Member(Generic[Info]):
 
     info: Info
     heard_s: float
+    well_s: float
+    """When it last said that it is healthy."""
+    links: int = 0
+    """Open links over which it registered: while one is open, its silence may be a pause and not its end."""
     healthy: bool = True
     left: bool = False
     lost: bool = False
@@ -47,6 +52,8 @@ class Roster(Generic[Info]):
         self._members: dict[str, Member[Info]] = {}
         self.stale_heartbeats = 0
         """Heartbeats of unknown members or old incarnations."""
+        self.refused = 0
+        """Registrations under the name of a member that lives."""
 
     def __repr__(self) -> str:
         return f"<Roster {', '.join(sorted(self._members)) or 'empty'}>"
@@ -61,20 +68,38 @@ class Roster(Generic[Info]):
         return self._members.get(name)
 
     def register(self, info: Info, now: float) -> bool:
-        """Add or replace a member; True when another incarnation of it was known. Raises ``Malformed``."""
+        """Add or replace a member; True when another incarnation of it was known. Raises ``Malformed``, ``Refused``.
+
+        A member that lives keeps its name: who comes with another incarnation is its ghost, woken from a pause, or
+        somebody with the same name. It may come again once the lease ran out, the link broke or a goodbye was said.
+        """
         old = self._members.get(info.name)
         if old is None and len(self._members) >= MAX_MEMBERS:
             raise Malformed(f"{MAX_MEMBERS} members are registered already; stop some before starting {info.name}")
-        self._members[info.name] = Member(info=info, heard_s=now)
-        return old is not None and old.info.incarnation != info.incarnation
+        same = old is not None and old.info.incarnation == info.incarnation
+        if old is not None and not same and old.links > 0 and old.alive(now, self._dead_after_s):
+            self.refused += 1
+            raise Refused(f"{info.name} is registered and lives; stop it, or start this one under another name")
+        links = old.links if old is not None and same else 0
+        self._members[info.name] = Member(info=info, heard_s=now, well_s=now, links=links)
+        return old is not None and not same
 
-    def hear(self, name: str, incarnation: str, *, healthy: bool, counts: dict[str, int], now: float) -> None:
-        """Renew a member's lease."""
+    def link(self, name: str, incarnation: str, opened: int) -> None:
+        """A link over which a member registered is open (1) or has ended (-1). The lease decides whether it lives."""
+        member = self._members.get(name)
+        if member is not None and member.info.incarnation == incarnation:
+            member.links += opened
+
+    def hear(self, name: str, incarnation: str, *, healthy: bool, counts: dict[str, int], now: float) -> bool:
+        """Renew a member's lease; False when it is not the current incarnation's to renew."""
         member = self._current(name, incarnation)
         if member is None:
-            return
+            return False
         member.heard_s, member.healthy, member.lost = now, healthy, False
+        if healthy:
+            member.well_s = now
         member.counts = dict(list(counts.items())[:MAX_COUNTS])
+        return True
 
     def leave(self, name: str, incarnation: str) -> bool:
         """A clean goodbye; False when it was not the current incarnation's."""
@@ -107,6 +132,10 @@ class Roster(Generic[Info]):
             if member.lost and now - member.heard_s > FORGET_S:
                 del self._members[member.info.name]
         return [member.info for member in silent]
+
+    def given_up(self, now: float) -> list[Info]:
+        """Members without a sign of health for so long that nobody should wait for them."""
+        return [member.info for member in self if now - member.well_s > SILENT_LEASES * self._dead_after_s]
 
 
 class Handoff(Value, frozen=True, kw_only=True):

@@ -33,6 +33,11 @@ class Choice(Value, frozen=True, kw_only=True):
     cost: Cost
     runners_up: tuple[Candidate, ...]
 
+    def explain(self, runners_up: int) -> dict[str, object]:
+        """JSON-ready: what each part cost, for the chosen one and the next best ``runners_up``."""
+        others = [{"worker": other.worker, "cost": dict(other.cost.parts)} for other in self.runners_up[:runners_up]]
+        return {"worker": self.worker, "cost": dict(self.cost.parts), "runners_up": others}
+
 
 def choose_prefill(loads: Iterable[PrefillLoad], prompt_tokens: int) -> Choice | None:
     """The P that finishes this prompt after the least work; None without candidates."""

@@ -28,12 +28,16 @@ class Desk:
         self._telemetry = telemetry
         self._clock = clock
         self._open: dict[str, Exchange] = {}
+        self._turn = 0
 
     def __repr__(self) -> str:
         return f"<Desk {len(self._open)} exchanges>"
 
-    def worker_of(self, model: str | None) -> WorkerInfo:
-        """A ready worker of ``model`` (of the only one, if none is named). Raises ``BadRequest``, ``Overloaded``."""
+    def workers_of(self, model: str | None) -> list[WorkerInfo]:
+        """Ready workers of ``model`` (of the only one, if none is named), each first in its turn.
+
+        Raises ``BadRequest``, ``Overloaded``.
+        """
         models = self._brain.fleet.models()
         if not models:
             raise Overloaded("no worker is ready; retry, or look at /health for why", RETRY_AFTER_S)
@@ -46,7 +50,9 @@ class Desk:
         ready = self._brain.fleet.serving(model or models[0], self._clock())
         if not ready:
             raise Overloaded("no worker of this model is ready; retry, or look at /health for why", RETRY_AFTER_S)
-        return ready[0]
+        self._turn += 1
+        first = self._turn % len(ready)
+        return ready[first:] + ready[:first]
 
     def open(
         self,

@@ -8,10 +8,10 @@ from http import HTTPStatus
 import msgspec
 
 from kvrelay.errors import BadRequest, KvrelayError, Lost, Retry
+from kvrelay.policy.admit import RETRY_AFTER_S
 
 CLIENT_CLOSED = 499
 """Status in the ledger of a request whose client went away; nobody receives it."""
-RETRY_AFTER_S = 1.0
 _RETRYABLE = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS})
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from urllib.parse import urlsplit
 
 from kvrelay.channel import Channel
-from kvrelay.errors import Malformed
+from kvrelay.errors import Malformed, Refused
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.flight import Command
 from kvrelay.protocol import Heartbeat, Leaving, Message, RegisterStore, RegisterWorker, TransferEvent
@@ -24,12 +24,12 @@ class FeedServer:
         brain: Brain,
         clock: Callable[[], float],
         obey: Callable[[Iterable[Command]], None],
-        registered: Callable[[WorkerInfo], None],
+        heard: Callable[[WorkerInfo], None],
     ) -> None:
         self._brain = brain
         self._clock = clock
         self._obey = obey
-        self._registered = registered
+        self._heard = heard
         self._links = 0
 
     def __repr__(self) -> str:
@@ -40,17 +40,28 @@ class FeedServer:
         self._links += 1
         try:
             member = self._register(await channel.recv())
-            while True:
-                self._take(member, await channel.recv())
+            self._brain.link(member, 1)
+            try:
+                while True:
+                    self._take(member, await channel.recv())
+            finally:
+                self._brain.link(member, -1)
+        except Refused:
+            pass  # it may dial again; the brain counts it
         finally:
             self._links -= 1
+
+    def _renew(self, member: Member, beat: Heartbeat) -> None:
+        current = self._brain.heartbeat(member, beat, self._clock())
+        if current and beat.healthy and isinstance(member, WorkerInfo):
+            self._heard(member)
 
     def _register(self, message: Message) -> Member:
         match message:
             case RegisterWorker(worker=worker):
                 _check_url(worker.url)
                 self._obey(self._brain.register_worker(worker, self._clock()))
-                self._registered(worker)
+                self._heard(worker)
                 return worker
             case RegisterStore(store=store):
                 self._brain.register_store(store, self._clock())
@@ -61,7 +72,7 @@ class FeedServer:
     def _take(self, member: Member, message: Message) -> None:
         match message:
             case Heartbeat(name=member.name):
-                self._brain.heartbeat(member, message, self._clock())
+                self._renew(member, message)
             case Leaving(name=member.name):
                 self._obey(self._brain.leaving(member))
             case TransferEvent(store=member.name):

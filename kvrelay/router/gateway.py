@@ -14,6 +14,7 @@ from kvrelay.errors import BadRequest, KvrelayError, Overloaded
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.health import examine
 from kvrelay.policy.admit import RETRY_AFTER_S
+from kvrelay.router.bodies import Bodies, Claim
 from kvrelay.router.desk import Desk
 from kvrelay.router.exchange import Exchange, Stream, Whole
 from kvrelay.router.failures import CLIENT_CLOSED, Failure, describe, error_body, unexpected
@@ -28,6 +29,9 @@ BODY_S = 60.0
 """Longest time a client may take to send its body."""
 MAX_READING = 1024
 """Requests whose bodies are being read or tokenised; more are turned away, since each may hold a whole body."""
+
+MAX_HELD_BYTES = 1 << 30
+"""Bodies of all requests that are being read or answered: 4,096 requests of 256 KiB, or 32 of the longest."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _ID = web.RequestKey("kvrelay_request_id", str)
@@ -55,6 +59,7 @@ class Gateway:
         self._clock = clock
         self._max_body_bytes = max_body_bytes
         self._reading = 0
+        self._bodies = Bodies(MAX_HELD_BYTES)
 
     def __repr__(self) -> str:
         return f"<Gateway {self._desk!r}>"
@@ -109,7 +114,12 @@ class Gateway:
         return await self._generate(http, Kind.CHAT)
 
     async def _generate(self, http: web.Request, kind: Kind) -> web.StreamResponse:
-        exchange = await self._opened(http, kind)
+        received_s, tenant = self._clock(), self._tenant(http)
+        with self._bodies.claim(self._most_bytes(http)) as claim:
+            exchange = await self._opened(http, kind, claim, tenant, received_s)
+            return await self._driven(http, exchange)
+
+    async def _driven(self, http: web.Request, exchange: Exchange) -> web.StreamResponse:
         status = unexpected().status
         try:
             response = await self._respond(http, exchange)
@@ -124,34 +134,40 @@ class Gateway:
             self._desk.close(http[_ID], status)
         return response
 
-    async def _opened(self, http: web.Request, kind: Kind) -> Exchange:
+    async def _opened(self, http: web.Request, kind: Kind, claim: Claim, tenant: Tenant, received_s: float) -> Exchange:
         """The request read, tokenised and started. Nothing is reserved unless this returns."""
-        received_s = self._clock()
-        tenant = self._tenant(http)
         if self._reading >= MAX_READING:
             raise Overloaded(f"{self._reading} requests are being read already; retry", RETRY_AFTER_S)
         self._reading += 1
         try:
-            request = parse(kind, await self._body(http))
-            worker = self._desk.worker_of(request.model)
-            prompts = await self._reader.read(request, worker)
+            body = await self._body(http)
+            claim.resize(len(body))
+            request = parse(kind, body)
+            workers = self._desk.workers_of(request.model)
+            prompts = await self._reader.read(request, workers)
         finally:
             self._reading -= 1
-        return self._desk.open(request, prompts, worker, request_id=http[_ID], tenant=tenant, received_s=received_s)
+        return self._desk.open(request, prompts, workers[0], request_id=http[_ID], tenant=tenant, received_s=received_s)
+
+    def _most_bytes(self, http: web.Request) -> int:
+        """Most bytes that the body of ``http`` can have. Raises ``BadRequest`` (413)."""
+        if (http.content_length or 0) > self._max_body_bytes:
+            raise self._too_long()
+        packed = "content-encoding" in http.headers
+        return self._max_body_bytes if packed or http.content_length is None else http.content_length
+
+    def _too_long(self) -> BadRequest:
+        limit = f"the body is over the limit of {self._max_body_bytes} bytes"
+        return BadRequest(f"{limit}; send less, or raise router.max_body_bytes", status=413)
 
     async def _body(self, http: web.Request) -> bytes:
-        too_long = (
-            f"the body is over the limit of {self._max_body_bytes} bytes; send less, or raise router.max_body_bytes"
-        )
-        if (http.content_length or 0) > self._max_body_bytes:
-            raise BadRequest(too_long, status=413)
         try:
             async with asyncio.timeout(BODY_S):
                 return await http.read()
         except TimeoutError as error:
             raise BadRequest(f"the body did not arrive within {BODY_S:g} s; send it faster", status=408) from error
         except web.HTTPRequestEntityTooLarge as error:
-            raise BadRequest(too_long, status=413) from error
+            raise self._too_long() from error
         except web.RequestPayloadError as error:
             raise BadRequest(f"the body could not be read ({error}); send it again") from error
 

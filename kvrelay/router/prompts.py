@@ -3,10 +3,14 @@ worker renders, or the request stays whole."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvrelay.errors import Lost, Malformed
-from kvrelay.router.render import Renderer
+from kvrelay.fleet.chooser import MAX_SPLIT_PROMPTS
+from kvrelay.policy.patience import RENDER_TRIES
+from kvrelay.router.render import Rendered, Renderer, Trust
 from kvrelay.router.request import ClientRequest, Kind
 from kvrelay.router.tokens import Tokens
 from kvrelay.types import WorkerInfo
@@ -40,7 +44,7 @@ class Prompts:
 
 
 class PromptReader:
-    """Reads prompts of requests for workers with a context of ``context_tokens``."""
+    """Reads prompts of requests."""
 
     def __init__(self, tokens: Tokens, renderer: Renderer) -> None:
         self._tokens = tokens
@@ -49,16 +53,16 @@ class PromptReader:
     def __repr__(self) -> str:
         return f"<PromptReader {self._renderer!r}>"
 
-    async def read(self, request: ClientRequest, worker: WorkerInfo) -> Prompts:
-        """Prompts of ``request``; ``worker`` renders where needed. Raises ``BadRequest``, ``Rejected``."""
+    async def read(self, request: ClientRequest, workers: Sequence[WorkerInfo]) -> Prompts:
+        """Prompts of ``request``; ``workers`` of its model render where needed. Raises ``BadRequest``, ``Rejected``."""
         reason = whole_reason(request)
-        if not reason and not self._may_fit(request, worker.engine.max_model_len):
+        if not reason and not self._may_fit(request, workers[0].engine.max_model_len):
             # Surely over the context length. A worker says so faster, and better, than tokenising here would.
             reason = "over_length"
         if reason:
             return _whole(request, reason)
-        own = await self._own(request)
-        ids = own if own is not None else await self._rendered(request, worker)
+        own = await self._own(request, workers[0].model)
+        ids = own if own is not None else await self._rendered(request, workers)
         if isinstance(ids, str):
             return _whole(request, ids)
         if not all(ids):
@@ -71,36 +75,37 @@ class PromptReader:
             return all(len(prompt) <= limit for prompt in request.prompts)
         return _chat_chars(request.body["messages"]) <= limit
 
-    async def _own(self, request: ClientRequest) -> list[list[int]] | None:
+    async def _own(self, request: ClientRequest, model: str) -> list[list[int]] | None:
         """Ids rendered here; None when only a worker can."""
+        trusted = self._renderer.trust(model, request.kind) is Trust.CHECKED
         if request.kind is Kind.CHAT:
-            return await self._own_chat(request)
+            return await self._own_chat(request) if trusted else None
         if any(request.body.get(key) is not None for key in _TOKENISING):
             return None
-        ids: list[list[int]] = []
-        for prompt in request.prompts:
-            if isinstance(prompt, list):
-                ids.append(prompt)
-            elif not self._renderer.trust[Kind.COMPLETION].usable:
-                return None
-            else:
-                ids.append(await self._tokens.encode(prompt, special=True))
+        ids, texts = _sorted_out(request.prompts)
+        if texts:
+            return await self._tokens.encode_all(texts, special=True) if trusted else None
         return ids
 
     async def _own_chat(self, request: ClientRequest) -> list[list[int]] | None:
         messages = plain_messages(request.body)
-        if messages is None or not self._renderer.trust[Kind.CHAT].usable:
+        if messages is None:
             return None
         try:
             return [await self._tokens.encode_chat(messages)]
         except Malformed:
             return None
 
-    async def _rendered(self, request: ClientRequest, worker: WorkerInfo) -> list[list[int]] | str:
+    async def _rendered(self, request: ClientRequest, workers: Sequence[WorkerInfo]) -> list[list[int]] | str:
         """Ids rendered by a worker, or the reason why there are none."""
-        try:
-            rendered = await self._renderer.render(request, worker)
-        except Lost:
+        if self._renderer.trust(workers[0].model, request.kind) is Trust.UNCHECKED:
+            return "no_render"
+        rendered: list[Rendered] | None = None
+        for worker in workers[:RENDER_TRIES]:
+            with contextlib.suppress(Lost):
+                rendered = await self._renderer.render(request, worker)
+                break
+        if rendered is None:
             return "no_render"
         if any(entry.features is not None for entry in rendered):
             return "multimodal"
@@ -116,12 +121,15 @@ def whole_reason(request: ClientRequest) -> str:
         return "beam_search"
     if request.kind is Kind.CHAT:
         return ""
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and len(prompt) > MAX_SPLIT_PROMPTS and not isinstance(prompt[0], int):
+        return "many_prompts"
     if request.has("echo") and body.get("logprobs") is not None:
         return "echo_logprobs"
     for key in ("prompt_embeds", "suffix"):
         if body.get(key) is not None:
             return key
-    return "empty_prompt" if body.get("prompt") in ("", [], [""], [[]]) else ""
+    return "empty_prompt" if prompt in ("", [], [""], [[]]) else ""
 
 
 def plain_messages(body: dict[str, object]) -> list[dict[str, str]] | None:
@@ -149,9 +157,23 @@ def _chat_chars(messages: object) -> int:
     return sum(len(content) for content in contents if isinstance(content, str))
 
 
+def _sorted_out(prompts: list[str] | list[list[int]]) -> tuple[list[list[int]], list[str]]:
+    """Prompts that are token ids, and those that are texts: one of both is empty."""
+    ids = [prompt for prompt in prompts if isinstance(prompt, list)]
+    return ids, [prompt for prompt in prompts if isinstance(prompt, str)]
+
+
 def _whole(request: ClientRequest, reason: str) -> Prompts:
-    source = request.body.get("messages" if request.kind is Kind.CHAT else "prompt")
-    return Prompts(ids=[], whole=reason, lengths=(_guess_tokens(source),))
+    return Prompts(ids=[], whole=reason, lengths=_guess_lengths(request))
+
+
+def _guess_lengths(request: ClientRequest) -> tuple[int, ...]:
+    if request.kind is Kind.CHAT:
+        return (_guess_tokens(request.body["messages"]),)
+    source = request.body.get("prompt")
+    if isinstance(source, list) and source and not isinstance(source[0], int):
+        return tuple(map(_guess_tokens, source))
+    return (_guess_tokens(source),)
 
 
 def _guess_tokens(source: object) -> int:

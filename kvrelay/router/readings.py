@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from kvrelay.channel import Listener
 from kvrelay.fleet.brain import Brain
 
 Reading = tuple[str, str, dict[str, str], float]
@@ -15,6 +16,8 @@ class BrainReadings:
     def __init__(self, brain: Brain, clock: Callable[[], float]) -> None:
         self._brain = brain
         self._clock = clock
+        self.listener: Listener | None = None
+        """The control port, once it listens."""
 
     def __repr__(self) -> str:
         return f"<BrainReadings of {self._brain!r}>"
@@ -22,11 +25,20 @@ class BrainReadings:
     def read(self) -> Iterator[Reading]:
         brain, fleet = self._brain, self._brain.fleet
         stale = fleet.workers.stale_heartbeats + fleet.stores.stale_heartbeats
+        ghosts = fleet.workers.refused + fleet.stores.refused
         yield "kvrelay_in_flight", "Requests in flight.", {}, brain.in_flight
         yield "kvrelay_stale_heartbeats_total", "Heartbeats of unknown or dead incarnations.", {}, stale
         yield "kvrelay_unknown_transfers_total", "Milestones of unknown transfers.", {}, brain.unknown_transfers
+        yield "kvrelay_registrations_refused_total", "Registrations under the name of a live member.", {}, ghosts
+        yield from self._control()
         yield from self._workers()
         yield from self._stores()
+
+    def _control(self) -> Iterator[Reading]:
+        links = self.listener
+        crashed, refused = (links.crashed, links.refused) if links else (0, 0)
+        yield "kvrelay_links_crashed_total", "Links of members that an error of the router ended.", {}, crashed
+        yield "kvrelay_links_refused_total", "Callers of the control port that failed the handshake.", {}, refused
 
     def _workers(self) -> Iterator[Reading]:
         loads, now = self._brain.loads, self._clock()

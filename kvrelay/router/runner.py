@@ -56,7 +56,8 @@ class Router:
         self._tokens = tokens
         self._clock = time.monotonic
         self.brain = Brain(dead_after_s=config.cluster.dead_after_s, transfer_wait_s=config.router.transfer_wait_s)
-        self._telemetry = Telemetry(BrainReadings(self.brain, self._clock))
+        self._readings = BrainReadings(self.brain, self._clock)
+        self._telemetry = Telemetry(self._readings)
 
     def __repr__(self) -> str:
         return f"<Router {self.brain!r}>"
@@ -87,11 +88,14 @@ class Router:
         )
 
     async def _listen(self, sock: socket.socket, desk: Desk, renderer: Renderer, tasks: asyncio.TaskGroup) -> None:
-        def registered(worker: WorkerInfo) -> None:
-            tasks.create_task(renderer.check(worker))
+        def heard(worker: WorkerInfo) -> None:
+            if renderer.wants(worker):
+                tasks.create_task(renderer.check(worker))
 
-        feed = FeedServer(self.brain, self._clock, desk.obey, registered)
-        await Listener(sock, self._key, receiver="router", purposes={"feed"}, serve=feed.serve).run()
+        feed = FeedServer(self.brain, self._clock, desk.obey, heard)
+        listener = Listener(sock, self._key, receiver="router", purposes={"feed"}, serve=feed.serve)
+        self._readings.listener = listener
+        await listener.run()
 
     async def _tick(self, desk: Desk) -> None:
         while True:

@@ -5,16 +5,22 @@ from __future__ import annotations
 
 import asyncio
 import copy
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jinja2
 
 from kvrelay.errors import Malformed, Misconfigured
 
 INLINE_CHARS = 8_000
-"""Texts up to this length (about 1 ms) are encoded on the loop: a thread hop would cost as much."""
+"""A request whose texts are up to this long in all (about 1 ms) is encoded on the loop: a thread hop costs as much."""
+
+MESSAGE_CHARS = 40
+"""What the template of one message costs, as characters: thousands of empty messages take long as well."""
+
+T = TypeVar("T")
 
 
 class Tokens:
@@ -31,20 +37,35 @@ class Tokens:
 
     async def encode(self, text: str, *, special: bool) -> list[int]:
         """Ids of ``text``; ``special`` adds the model's BOS and the like."""
-        if len(text) <= INLINE_CHARS:
-            return _encode(self._near, text, special)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, _encode, self._far, text, special)
+        return (await self.encode_all([text], special=special))[0]
+
+    async def encode_all(self, texts: list[str], *, special: bool) -> list[list[int]]:
+        """Ids of each text, with other requests' texts between them when they are long in all."""
+        if sum(map(len, texts)) <= INLINE_CHARS:
+            return [_encode(self._near, text, special) for text in texts]
+        return [await self._away(_encode, text, special) for text in texts]
 
     async def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
         """Ids of a templated chat that asks for an answer. Raises ``Malformed`` when the template refuses it."""
-        try:
-            text: str = self._near.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        except (jinja2.TemplateError, ValueError, TypeError, KeyError) as error:
-            raise Malformed(f"the chat template refused the messages: {error}") from error
-        return await self.encode(text, special=False)
+        chars = sum(MESSAGE_CHARS + len(message["content"]) for message in messages)
+        if chars <= INLINE_CHARS:
+            return _encode(self._near, _template(self._near, messages), False)
+        return await self._away(_encode, await self._away(_template, messages), False)
+
+    async def _away(self, work: Callable[..., T], *given: Any) -> T:
+        """``work`` in the thread, with its own tokenizer."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, self._far, *given)
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _template(tokenizer: Any, messages: list[dict[str, str]]) -> str:
+    try:
+        text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    except (jinja2.TemplateError, ValueError, TypeError, KeyError) as error:
+        raise Malformed(f"the chat template refused the messages: {error}") from error
+    return text
 
 
 def _encode(tokenizer: Any, text: str, special: bool) -> list[int]:

@@ -158,6 +158,50 @@ def test_a_silent_worker_loses_its_prefills_but_keeps_its_streams() -> None:
     assert brain.tick(2.2) == []
 
 
+@pytest.mark.parametrize("how", ["silent", "unhealthy"])
+def test_a_d_without_a_sign_of_health_for_several_leases_is_given_up(how: str) -> None:
+    brain = fleet()
+    begin(brain, ask())
+    given_up: set[float] = set()
+    for tenths in range(1, 80):
+        now = tenths / 10
+        for name, role in (("prefill-0", Role.PREFILL), ("decode-0", Role.DECODE)):
+            healthy = role is Role.PREFILL
+            if healthy or how == "unhealthy":
+                beat = Heartbeat(name=name, incarnation="i1", healthy=healthy)
+                brain.heartbeat(worker(name, role), beat, now)
+        if AbandonDecode(request_id="r1") in brain.tick(now):
+            given_up.add(now)
+    # At every tick from then on: a request that chose this D earlier may be sent there only now.
+    assert given_up == {tenths / 10 for tenths in range(61, 80)}
+
+
+def test_what_was_sent_to_workers_whose_names_are_forgotten_is_forgotten_too() -> None:
+    brain = fleet(prefill=0)
+    names = tuple(name_pages(root_name(fingerprint()), range(100), 4))
+    for number in range(20):
+        now = 1000.0 * number
+        brain.register_store(store(), now)
+        brain.fleet.workers.register(worker("decode-0", Role.DECODE), now)
+        brain.register_worker(worker(f"prefill-{number}", Role.PREFILL), now)
+        begin(brain, ask(f"r{number}", names=names), now)
+        brain.finish(f"r{number}", status=200, output_tokens=1, now=now)
+        brain.tick(now)
+    assert repr(brain.index) == "<PageIndex 1 workers, 25 pages>"
+
+
+def test_a_decision_keeps_what_each_candidate_would_have_cost() -> None:
+    brain = fleet(prefill=6, decode=2)
+    begin(brain, ask("busy", (700,)))
+    begin(brain, ask("r1", (100,) * 20))
+    decode, *prefills = brain.ledger.get("r1").report()["decision"]  # type: ignore[union-attr, misc]
+    assert (decode["pool"], decode["worker"], decode["cost"]["sequences"]) == ("decode", "decode-1", 1.0)
+    (other,) = decode["runners_up"]
+    assert (other["worker"], other["cost"]["sequences"]) == ("decode-0", 2.0)
+    assert prefills[0]["cost"] == {"queued_tokens": 0.0, "prompt_tokens": 100.0}
+    assert (len(prefills), len(prefills[0]["runners_up"])) == (7, 3)
+
+
 @pytest.mark.parametrize("how", ["leaves", "is reborn"])
 def test_a_worker_that_is_surely_gone_loses_everything(how: str) -> None:
     brain = fleet()
@@ -181,7 +225,7 @@ def test_a_goodbye_of_an_old_incarnation_changes_nothing() -> None:
     ("prefill", "decode", "both", "path", "reason"),
     [
         (1, 1, 0, Path.REMOTE_PREFILL, ""),
-        (0, 1, 0, Path.LOCAL, "colocated"),
+        (0, 1, 0, Path.LOCAL, "no_prefill"),
         (0, 0, 2, Path.LOCAL, "colocated"),
         (1, 0, 1, Path.REMOTE_PREFILL, ""),
     ],
@@ -197,6 +241,22 @@ def test_a_both_worker_prefills_for_a_decode_worker() -> None:
     orders = [order.worker for plan in plans for order in plan.prefills]
     assert orders
     assert set(orders) == {"both-0"}
+
+
+def test_a_fleet_whose_prefill_workers_died_says_so() -> None:
+    brain = fleet()
+    brain.leaving(worker("prefill-0", Role.PREFILL))
+    assert begin(brain, ask()).local_reason == "no_prefill"
+
+
+def test_unlike_workers_are_no_pair_even_if_the_one_that_prefills_does_both() -> None:
+    brain = fleet(prefill=0)
+    brain.register_worker(worker("both", weights="other"), 0.0)
+    reasons = {}
+    for name in ("r1", "r2"):
+        reason = begin(brain, ask(name)).local_reason
+        reasons[brain.decode_order(name, 0.0).worker] = reason
+    assert reasons == {"both": "colocated", "decode-0": "no_pair"}
 
 
 def test_a_dead_store_means_no_hand_off() -> None:

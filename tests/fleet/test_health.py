@@ -41,6 +41,26 @@ def test_workers_that_cannot_exchange_are_named_with_the_field() -> None:
     assert health.unpaired == [{"prefill": "p", "decode": "d", "reason": "fingerprint.weights"}]
 
 
+def test_a_fleet_that_decodes_only_is_degraded_and_serves() -> None:
+    fleet = brain()
+    fleet.register_worker(worker("p", Role.PREFILL), 0.0)
+    fleet.register_worker(worker("d", Role.DECODE), 0.0)
+    fleet.leaving(worker("p", Role.PREFILL))
+    health = examine(fleet, 0.0)
+    assert (health.status, health.serving) == ("degraded", True)
+    assert "no prefill worker is ready for d;" in health.why
+
+
+def test_workers_of_two_models_are_not_called_unpaired() -> None:
+    fleet = brain()
+    for model in ("a", "b"):
+        fleet.register_worker(worker(f"p-{model}", Role.PREFILL, model=model, weights=model), 0.0)
+        fleet.register_worker(worker(f"d-{model}", Role.DECODE, model=model, weights=model), 0.0)
+    assert (examine(fleet, 0.0).status, examine(fleet, 0.0).unpaired) == ("ok", [])
+    fleet.leaving(worker("p-b", Role.PREFILL))
+    assert "ready for d-b;" in examine(fleet, 0.0).why
+
+
 def test_colocated_workers_are_not_called_unpaired() -> None:
     fleet = brain()
     for name in ("b1", "b2"):

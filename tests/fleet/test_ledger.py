@@ -36,21 +36,30 @@ def test_what_is_not_known_is_left_out() -> None:
 
 def test_events_of_several_legs_keep_the_first_start_and_the_last_end() -> None:
     line = timeline()
+    line.transfers = {"t11.0": 7, "t12.0": 7}
     for now in (11.0, 12.0):
         for stage in (Stage.STARTED, Stage.LAST_CHUNK, Stage.ARRIVED, Stage.LOADED):
-            event = TransferEvent(store="s", transfer="t", stage=stage, bytes=5, seconds=now, tokens=7)
+            event = TransferEvent(store="s", transfer=f"t{now}", stage=stage, bytes=5, seconds=now, tokens=7)
             line.note(event, now)
     assert line.events == {"received": 0.0, "prefill_started": 1.0, "last_chunk": 2.0, "arrived": 2.0, "loaded": 2.0}
     assert (line.transfer.bytes, line.transfer.seconds, line.transfer.loaded_tokens) == (10, 12.0, 14)
+
+
+def test_loads_of_the_same_pages_by_several_choices_are_not_added_up() -> None:
+    line = timeline()
+    line.transfers = {"t1": 100, "t2": 50}
+    for transfer, tokens in (("t1", 99), ("t1", 60), ("t2", 99), ("t1", 99), ("t2", 20), ("stranger", 9)):
+        line.note(TransferEvent(store="s", transfer=transfer, stage=Stage.LOADED, tokens=tokens), 11.0)
+    assert line.transfer.loaded_tokens == 99 + 50
 
 
 def test_the_last_requests_are_kept_and_their_transfers_with_them() -> None:
     ledger = Ledger(kept=2)
     for number in range(4):
         ledger.open(timeline(f"r{number}"))
-        ledger.own(f"r{number}", f"t{number}")
+        ledger.own(f"r{number}", f"t{number}", 10)
     assert [ledger.get(f"r{number}") is not None for number in range(4)] == [False, False, True, True]
     assert [ledger.of_transfer(f"t{number}") is not None for number in range(4)] == [False, False, True, True]
-    ledger.own("r0", "late")
+    ledger.own("r0", "late", 10)
     assert ledger.of_transfer("late") is None
     assert repr(ledger) == "<Ledger 2/2, 2 transfers>"

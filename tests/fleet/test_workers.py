@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvrelay.errors import Malformed
+from kvrelay.errors import Malformed, Refused
 from kvrelay.fleet.workers import FORGET_S, MAX_MEMBERS, Fleet, Handoff, NoHandoff, Roster
 from kvrelay.types import Role, WorkerInfo
 from tests.fleet.values import store, worker
@@ -13,6 +13,7 @@ from tests.fleet.values import store, worker
 def roster() -> Roster[WorkerInfo]:
     members: Roster[WorkerInfo] = Roster(dead_after_s=2.0)
     members.register(worker("w"), 0.0)
+    members.link("w", "i1", 1)
     return members
 
 
@@ -39,12 +40,41 @@ def test_an_unhealthy_member_is_alive_but_gets_no_work() -> None:
 
 def test_heartbeats_of_old_incarnations_and_strangers_are_counted_and_ignored() -> None:
     members = roster()
+    members.link("w", "i1", -1)
     assert members.register(worker("w", incarnation="i2"), 0.0)
     assert not members.register(worker("w", incarnation="i2"), 0.0)
     members.hear("w", "i1", healthy=True, counts={}, now=9.0)
     members.hear("x", "i1", healthy=True, counts={}, now=9.0)
     assert members.stale_heartbeats == 2
     assert not members.is_usable("w", 9.0)
+
+
+def test_a_ghost_does_not_take_the_place_of_a_member_that_lives() -> None:
+    members = roster()
+    with pytest.raises(Refused, match="another name"):
+        members.register(worker("w", incarnation="i0"), 1.0)
+    assert (members.usable(1.0)[0].incarnation, members.refused) == ("i1", 1)
+    # The same incarnation may dial again before its old link is seen to end.
+    assert not members.register(worker("w"), 1.0)
+    members.link("w", "i1", 1)
+    members.link("w", "i1", -1)
+    with pytest.raises(Refused):
+        members.register(worker("w", incarnation="i0"), 1.0)
+
+
+@pytest.mark.parametrize("how", ["its lease ran out", "its link is lost", "it said goodbye"])
+def test_a_restarted_member_gets_its_name_back(how: str) -> None:
+    members = roster()
+    if how == "its link is lost":
+        members.link("w", "i1", -1)
+    elif how == "it said goodbye":
+        members.leave("w", "i1")
+    assert members.register(worker("w", incarnation="i2"), 2.1 if how == "its lease ran out" else 0.1)
+    # The end of the old link is seen late: it takes nothing from the new member.
+    members.link("w", "i2", 1)
+    members.link("w", "i1", -1)
+    with pytest.raises(Refused):
+        members.register(worker("w", incarnation="i3"), 2.1)
 
 
 def test_who_says_goodbye_is_gone_at_once() -> None:

@@ -97,12 +97,17 @@ class Cluster:
 
         self._stack.push_async_callback(end)
 
-    async def join(self, info: WorkerInfo | StoreInfo) -> Member:
-        """Register ``info`` and keep its lease."""
+    async def dial(self, info: WorkerInfo | StoreInfo) -> Member:
+        """Register ``info``, once."""
         registration = RegisterWorker(worker=info) if isinstance(info, WorkerInfo) else RegisterStore(store=info)
         member = Member(await channel.connect(self.control, KEY, sender=info.name, purpose="feed"), info)
         self._stack.callback(member.link.close)
         await member.send(registration)
+        return member
+
+    async def join(self, info: WorkerInfo | StoreInfo) -> Member:
+        """Register ``info`` and keep its lease."""
+        member = await self.dial(info)
         await self._background(member.beat())
         self.members[info.name] = member
         return member
@@ -114,13 +119,14 @@ class Cluster:
         *,
         store_name: str = "s1",
         weights: str = "w1",
+        model: str = "tiny",
         checked: bool = True,
         **more: Any,
     ) -> FakeVllm:
         """Start a fake worker and register it; once it is ready (and its rendering ``checked``), return."""
-        fake = await self._stack.enter_async_context(FakeVllm(tokens=self.tokens, **more).serve())
+        fake = await self._stack.enter_async_context(FakeVllm(tokens=self.tokens, model=model, **more).serve())
         self.workers[name] = fake
-        await self.join(worker(name, role, url=fake.url, store=store_name, weights=weights))
+        await self.join(worker(name, role, url=fake.url, store=store_name, weights=weights, model=model))
         await until(lambda: self.is_ready(name))
         if checked:
             probes = 5 if fake.renders and not fake.render_shift else 2

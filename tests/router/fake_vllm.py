@@ -39,6 +39,10 @@ class FakeVllm:
     """Send vLLM's error event, then ``[DONE]``, after so many words."""
     renders: bool = True
     render_shift: int = 0
+    render_status: int = 0
+    """Status of every rendering; 0: render properly."""
+    hold_render: asyncio.Event = field(default_factory=asyncio.Event)
+    """Rendering waits for this."""
     hold: asyncio.Event = field(default_factory=asyncio.Event)
     """Answers wait for this (prefill, and decode's first word)."""
     hold_words: asyncio.Event = field(default_factory=asyncio.Event)
@@ -50,6 +54,7 @@ class FakeVllm:
     def __post_init__(self) -> None:
         self.hold.set()
         self.hold_words.set()
+        self.hold_render.set()
 
     def bodies(self, path: str = "/v1/completions") -> list[dict[str, Any]]:
         return [body for called, body in self.calls if called == path]
@@ -127,6 +132,9 @@ class FakeVllm:
     async def render(self, http: web.Request) -> web.StreamResponse:
         body = await http.json()
         self.calls.append((http.path, body))
+        await self.hold_render.wait()
+        if self.render_status:
+            return web.json_response({}, status=self.render_status)
         if not self.renders:
             return web.json_response({"error": {"message": "scale-out is off", "code": 403}}, status=403)
         if "messages" in body:

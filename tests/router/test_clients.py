@@ -20,6 +20,10 @@ ROUTES = ("/v1/completions", "/v1/chat/completions")
 CHAT = [{"role": "user", "content": "Hello"}]
 
 
+def _deep(key: str, levels: int) -> bytes:
+    return b'{"model":"tiny","prompt":"x","messages":[],"%s":%s1%s}' % (key.encode(), b"[" * levels, b"]" * levels)
+
+
 WRONG = [
     (ROUTES, b"", "empty"),
     (ROUTES, b"   ", "empty"),
@@ -33,6 +37,9 @@ WRONG = [
     (ROUTES, b'{"messages":[],"n":0}', "n must be between"),
     (ROUTES, b'{"messages":[],"n":true}', "n must be an integer"),
     (ROUTES, b'{"messages":[],"max_tokens":"9"}', "max_tokens must be an integer"),
+    (ROUTES, _deep("extra_body", 100), "nested more than 100"),
+    (ROUTES, _deep("messages", 400), "nested more than 100"),
+    (ROUTES, _deep("metadata", 900), "nested"),
     (ROUTES[:1], b'{"model":"tiny"}', "prompt must be a string"),
     (ROUTES[:1], b'{"prompt":5}', "prompt must be a string"),
     (ROUTES[:1], b'{"prompt":[1,"a"]}', "prompt must be a string"),
@@ -156,6 +163,55 @@ async def test_requests_that_are_still_being_read_are_bounded(
     monkeypatch.setattr(gateway, "MAX_READING", 1)
     for _ in range(3):
         await cluster.complete()
+
+
+async def test_bodies_that_the_router_holds_are_bounded(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway, "MAX_HELD_BYTES", 10_000)
+    async with Cluster(model_folder) as cluster:
+        prefill, _ = await cluster.split()
+        prefill.hold.clear()
+        long = asyncio.create_task(cluster.complete(user="u" * 20_000))
+        await until(lambda: prefill.in_flight == 1)
+        status, answer, headers = await cluster.post("/v1/completions", {"model": "tiny", "prompt": "x"})
+        assert (status, headers["retry-after"]) == (503, "1")
+        assert "held already" in answer["error"]["message"]
+        prefill.hold.set()
+        await long
+        both = [cluster.complete(user="u" * 4_000) for _ in range(2)]
+        await asyncio.gather(*both)
+        await cluster.at_rest()
+
+
+async def test_a_body_of_unknown_length_counts_as_the_longest_until_it_is_read(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway, "MAX_HELD_BYTES", 1 << 20)
+    async with Cluster(model_folder) as cluster:
+        prefill, _ = await cluster.split()
+        prefill.hold.clear()
+        whole = asyncio.Event()
+
+        async def pieces() -> AsyncIterator[bytes]:
+            yield b'{"model":"tiny",'
+            await whole.wait()
+            yield b'"prompt":"x"}'
+
+        first = asyncio.create_task(_status(cluster, pieces()))
+        await asyncio.sleep(0.1)
+        assert await _status(cluster, b'{"prompt":"x"}') == 503
+        whole.set()
+        await until(lambda: prefill.in_flight == 1)
+        second = asyncio.create_task(_status(cluster, b'{"prompt":"x"}'))
+        await until(lambda: prefill.in_flight == 2)
+        prefill.hold.set()
+        assert (await first, await second) == (200, 200)
+        await cluster.at_rest()
+
+
+async def _status(cluster: Cluster, data: bytes | AsyncIterator[bytes]) -> int:
+    async with cluster.http.post("/v1/completions", data=data) as response:
+        await response.read()
+        return response.status
 
 
 FOREIGN = {"kvrelay": {"type": "PrefillLeg", "transfer": "t", "push_to": "10.0.0.1:1"}, "prompt_token_ids": [1]}

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
+import socket
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from kvrelay.feed import Feed
+from kvrelay.protocol import Heartbeat, RegisterWorker
+from kvrelay.router import exchange
 from kvrelay.types import Role, Stage
 from tests.fleet.values import store, worker
-from tests.router.cluster import Cluster, until
+from tests.router.cluster import KEY, Cluster, until
 from tests.router.test_two_legs import decode_leg
 
 
@@ -149,11 +157,124 @@ async def test_a_d_that_says_goodbye_in_mid_stream_ends_the_stream_with_an_error
     await until(lambda: decode.aborted == 1, within_s=1.0)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_d_that_hangs_for_several_leases_does_not_keep_its_client(model_folder: Path, stream: bool) -> None:
+    async with Cluster(model_folder, dead_after_s=0.3) as cluster:
+        _, decode = await cluster.split()
+        (decode.hold_words if stream else decode.hold).clear()
+        body = {"model": "tiny", "prompt": "Hello, you", "stream": stream}
+        start = time.monotonic()
+        request = asyncio.create_task(_read(cluster, body))
+        await until(lambda: decode.in_flight == 1)
+        cluster.members["d1"].silent = True
+        status, answer = await asyncio.wait_for(request, 5.0)
+        assert time.monotonic() - start > 2 * 0.3
+        assert status == (200 if stream else 503)
+        assert b"again" in answer if stream else b"retry" in answer
+        await until(lambda: decode.aborted == 1, within_s=1.0)
+        await cluster.at_rest()
+
+
+async def _read(cluster: Cluster, body: dict[str, object]) -> tuple[int, bytes]:
+    async with cluster.http.post("/v1/completions", json=body) as response:
+        return response.status, await response.read()
+
+
+async def test_a_request_that_reaches_a_hung_d_late_goes_to_another(model_folder: Path) -> None:
+    async with Cluster(model_folder, dead_after_s=0.3) as cluster:
+        prefill, first = await cluster.split()
+        prefill.hold.clear()
+        request = asyncio.create_task(cluster.complete())
+        await until(lambda: prefill.in_flight == 1)
+        first.hold.clear()
+        cluster.members["d1"].silent = True
+        second = await cluster.add("d2", Role.DECODE)
+        await asyncio.sleep(1.2)
+        prefill.hold.set()
+        await asyncio.wait_for(request, 5.0)
+        assert (len(first.bodies()), len(second.bodies())) == (1, 1)
+        await cluster.at_rest()
+
+
+async def test_connections_to_workers_notice_a_machine_that_is_gone(cluster: Cluster) -> None:
+    _, decode = await cluster.split()
+    decode.hold.clear()
+    request = asyncio.create_task(cluster.complete())
+    await until(lambda: decode.in_flight == 1)
+    port = int(decode.url.rsplit(":", 1)[1])
+    options = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE), (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE)]
+    assert {tuple(sock.getsockopt(*option) for option in options) for sock in _sockets_to(port)} == {(1, 5)}
+    decode.hold.set()
+    await request
+
+
+def _sockets_to(port: int) -> Iterator[socket.socket]:
+    """This process's own connections to ``port``."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as sock:
+            if sock.family == socket.AF_INET and sock.getpeername()[1] == port:
+                yield sock
+
+
+async def test_an_unexpected_failure_of_a_late_prefill_is_logged(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(answer: bytes) -> int:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(exchange, "prefill_cached_tokens", broken)
+    prefill, decode = await cluster.split()
+    prefill.on_prefill = cluster.says(Stage.STARTED, Stage.LAST_CHUNK)
+    prefill.hold.clear()
+    decode.hold.clear()
+    request = asyncio.create_task(cluster.complete())
+    await until(lambda: decode.in_flight == 1)
+    prefill.hold.set()
+    await until(lambda: "the prefill of prompt 0 of req-" in caplog.text)
+    decode.hold.set()
+    await request
+    assert "RuntimeError: a bug" in caplog.text
+
+
+async def test_a_ghost_does_not_take_a_live_workers_place(cluster: Cluster) -> None:
+    _, decode = await cluster.split()
+    ghost = await cluster.add("ghost", Role.DECODE, model="ghosts")
+    await cluster.dial(worker("d1", Role.DECODE, url=ghost.url, incarnation="i0"))
+    await until(lambda: cluster.router.brain.fleet.workers.refused == 1)
+    await cluster.complete()
+    assert len(decode.bodies()) == 1
+    assert await cluster.metric("kvrelay_registrations_refused_total") == 1
+    assert await cluster.metric("kvrelay_links_crashed_total") == 0
+
+
+async def test_a_worker_that_was_killed_and_started_again_gets_its_name_back_at_once(model_folder: Path) -> None:
+    async with Cluster(model_folder, dead_after_s=60.0) as cluster:
+        _, decode = await cluster.split()
+        cluster.members["d1"].silent = True
+        cluster.members["d1"].link.close()
+        beat = Heartbeat(name="d1", incarnation="i2", healthy=True)
+        feed = Feed(
+            [cluster.control],
+            KEY,
+            sender="d1",
+            registration=RegisterWorker(worker=worker("d1", Role.DECODE, url=decode.url, incarnation="i2")),
+            heartbeat=lambda: beat,
+            heartbeat_s=0.1,
+        )
+        running = asyncio.create_task(feed.run())
+        workers = cluster.router.brain.fleet.workers
+        await until(lambda: workers.usable(time.monotonic())[0].incarnation == "i2", within_s=2.0)
+        running.cancel()
+        await cluster.at_rest()
+
+
 async def test_a_new_incarnation_ends_what_ran_on_the_old_one(cluster: Cluster) -> None:
     _, decode = await cluster.split()
     decode.hold.clear()
     request = asyncio.create_task(cluster.post("/v1/completions", {"model": "tiny", "prompt": "x"}))
     await until(lambda: decode.in_flight == 1)
+    cluster.members["d1"].silent = True
+    cluster.members["d1"].link.close()
     reborn = worker("d1", Role.DECODE, url=decode.url, incarnation="i2")
     await cluster.join(reborn)
     status, _, _ = await asyncio.wait_for(request, 2.0)

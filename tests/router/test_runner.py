@@ -60,6 +60,20 @@ async def test_only_links_that_hold_the_key_and_come_to_feed_are_heard(cluster: 
         await channel.connect(cluster.control, b"wrong" * 8, sender="x", purpose="feed")
     with pytest.raises(Refused, match="'peer'"):
         await channel.connect(cluster.control, KEY, sender="x", purpose="peer")
+    assert await cluster.metric("kvrelay_links_refused_total") == 2
+
+
+async def test_a_link_that_the_routers_own_error_ends_shows_in_the_metrics(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    assert await cluster.metric("kvrelay_links_crashed_total") == 0
+    monkeypatch.setattr(cluster.router.brain, "register_store", broken)
+    await cluster.dial(store())
+    await until(lambda: "1 crashed" in repr(cluster.router._readings.listener))
+    assert await cluster.metric("kvrelay_links_crashed_total") == 1
 
 
 async def test_a_link_that_speaks_out_of_turn_or_for_another_is_cut(cluster: Cluster) -> None:

@@ -13,13 +13,13 @@ import pytest
 from transformers import AutoTokenizer
 
 from kvrelay.errors import Misconfigured
+from kvrelay.router import render
 from kvrelay.router.prompts import plain_messages, whole_reason
-from kvrelay.router.render import Trust
 from kvrelay.router.request import Kind, parse
 from kvrelay.router.tokens import INLINE_CHARS, load_tokens
 from kvrelay.types import Role
 from tests.fleet.values import store
-from tests.router.cluster import Cluster
+from tests.router.cluster import Cluster, until
 
 CHAT = [{"role": "user", "content": "Hello"}]
 PARTS = [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]
@@ -42,6 +42,24 @@ async def test_a_long_text_does_not_hold_the_loop_up(model_folder: Path) -> None
         longest, last = max(longest, time.monotonic() - last), time.monotonic()
     assert len(encoding.result()) > 50_000
     assert longest < 0.5
+    tokens.close()
+
+
+async def test_many_short_texts_and_many_short_messages_do_not_hold_the_loop_up(model_folder: Path) -> None:
+    tokens = load_tokens(model_folder)
+    text = "the quick brown fox " * 395
+    expected = await tokens.encode(text, special=True)
+    for work in (
+        tokens.encode_all([text] * 400, special=True),
+        tokens.encode_chat([{"role": "user", "content": ""}] * 50_000),
+    ):
+        encoding: asyncio.Task[Any] = asyncio.create_task(work)
+        longest, last = 0.0, time.monotonic()
+        while not encoding.done():
+            await asyncio.sleep(0.001)
+            longest, last = max(longest, time.monotonic() - last), time.monotonic()
+        assert longest < 0.25
+        assert encoding.result()[0] in (expected, *range(1000))
     tokens.close()
 
 
@@ -121,23 +139,93 @@ async def test_a_plain_chat_asks_no_worker_to_render(cluster: Cluster) -> None:
 
 async def test_once_a_worker_renders_otherwise_workers_render_for_good(cluster: Cluster) -> None:
     await cluster.join(store())
-    await cluster.add("p1", Role.PREFILL, render_shift=1)
+    prefill = await cluster.add("p1", Role.PREFILL, render_shift=1)
     decode = await cluster.add("d1", Role.DECODE, checked=False)
     await cluster.complete()
     await cluster.post("/v1/chat/completions", {"model": "tiny", "messages": CHAT})
-    assert len(decode.bodies("/v1/completions/render")) == 1
-    assert len(decode.bodies("/v1/chat/completions/render")) == 1
+    for path in ("/v1/completions/render", "/v1/chat/completions/render"):
+        assert len(prefill.bodies(path) + decode.bodies(path)) == 1 + 1
 
 
-async def test_a_worker_that_does_not_render_leaves_plain_requests_to_the_router(cluster: Cluster) -> None:
+async def test_texts_stay_whole_where_no_worker_renders_and_token_ids_are_split(cluster: Cluster) -> None:
     await cluster.join(store())
     prefill = await cluster.add("p1", Role.PREFILL, renders=False)
     decode = await cluster.add("d1", Role.DECODE, renders=False)
     await cluster.complete()
-    assert prefill.bodies()[0]["prompt"] == await cluster.tokens.encode("Hello, you", special=True)
-    await cluster.post("/v1/chat/completions", {"model": "tiny", "messages": PARTS})
-    assert decode.bodies("/v1/chat/completions") == [{"model": "tiny", "messages": PARTS}]
-    assert await cluster.metric('kvrelay_local_requests_total{reason="no_render"}') == 1
+    await cluster.post("/v1/chat/completions", {"model": "tiny", "messages": CHAT})
+    assert (prefill.bodies(), decode.bodies()) == ([], [{"model": "tiny", "prompt": "Hello, you"}])
+    assert decode.bodies("/v1/chat/completions") == [{"model": "tiny", "messages": CHAT}]
+    assert await cluster.metric('kvrelay_local_requests_total{reason="no_render"}') == 2
+    await cluster.complete(prompt=[5, 6, 7])
+    assert [body["prompt"] for body in prefill.bodies()] == [[5, 6, 7]]
+
+
+async def test_trust_in_one_model_is_none_in_another(cluster: Cluster) -> None:
+    await cluster.split()
+    await cluster.add("p2", Role.PREFILL, model="other", render_shift=1)
+    decode = await cluster.add("d2", Role.DECODE, model="other", render_shift=1, checked=False)
+    await cluster.complete(model="other")
+    await cluster.post("/v1/chat/completions", {"model": "other", "messages": CHAT})
+    ids = [token + 1 for token in await cluster.tokens.encode("Hello, you", special=True)]
+    assert decode.bodies()[0]["prompt"] == ids
+    params = decode.bodies("/v1/chat/completions")[0]["kv_transfer_params"]
+    assert params["prompt_token_ids"] == [token + 1 for token in await cluster.tokens.encode_chat(CHAT)]
+    before = len(cluster.workers["p1"].calls) + len(cluster.workers["d1"].calls)
+    await cluster.complete()
+    assert len(cluster.workers["p1"].calls) + len(cluster.workers["d1"].calls) == before + 2
+
+
+async def test_a_worker_that_cannot_render_yet_is_asked_again_and_nothing_is_used_meanwhile(cluster: Cluster) -> None:
+    await cluster.join(store())
+    prefill = await cluster.add("p1", Role.PREFILL, render_status=500, checked=False)
+    decode = await cluster.add("d1", Role.DECODE, render_status=500, checked=False)
+    await cluster.complete()
+    assert (prefill.bodies(), decode.bodies()) == ([], [{"model": "tiny", "prompt": "Hello, you"}])
+    prefill.calls.clear()
+    prefill.render_status = 0
+    await until(lambda: len(prefill.calls) == 5)
+    decode.calls.clear()
+    await cluster.complete()
+    assert decode.bodies()[0]["prompt"] == await cluster.tokens.encode("Hello, you", special=True)
+
+
+async def test_a_worker_that_hangs_while_it_renders_is_not_waited_for(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(render, "RENDER_S", 0.2)
+    prefill, decode = await cluster.split()
+    body = {"model": "tiny", "messages": PARTS}
+    prefill.hold_render.clear()
+    for _ in range(2):
+        assert (await cluster.post("/v1/chat/completions", body))[0] == 200
+    assert len(decode.bodies("/v1/chat/completions")[1]["kv_transfer_params"]["prompt_token_ids"]) > 0
+    decode.hold_render.clear()
+    assert (await cluster.post("/v1/chat/completions", body))[0] == 200
+    assert decode.bodies("/v1/chat/completions")[2] == body
+    for fake in (prefill, decode):
+        fake.hold_render.set()
+
+
+async def test_workers_take_turns_to_render(cluster: Cluster) -> None:
+    fakes = await cluster.split()
+    before = [len(fake.bodies("/v1/chat/completions/render")) for fake in fakes]
+    for _ in range(4):
+        await cluster.post("/v1/chat/completions", {"model": "tiny", "messages": PARTS})
+    after = [len(fake.bodies("/v1/chat/completions/render")) for fake in fakes]
+    assert after == [count + 2 for count in before]
+
+
+@pytest.mark.parametrize("prompt", ["Hello", [5, 6]])
+async def test_too_many_prompts_are_not_even_tokenised(
+    cluster: Cluster, prompt: str | list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, decode = await cluster.split()
+    asked: list[object] = []
+    monkeypatch.setattr(type(cluster.tokens), "encode_all", lambda *given, **_: asked.append(given))
+    body = {"model": "tiny", "prompt": [prompt] * 65}
+    assert (await cluster.post("/v1/completions", body))[0] == 200
+    assert (decode.bodies(), asked) == ([body], [])
+    assert await cluster.metric('kvrelay_local_requests_total{reason="many_prompts"}') == 1
 
 
 async def test_what_a_worker_refuses_to_render_is_the_clients_400(cluster: Cluster) -> None:
@@ -145,7 +233,3 @@ async def test_what_a_worker_refuses_to_render_is_the_clients_400(cluster: Clust
     body = {"model": "tiny", "messages": [{"content": "no role"}]}
     status, answer, _ = await cluster.post("/v1/chat/completions", body)
     assert (status, answer["error"]["message"]) == (400, "role is missing")
-
-
-def test_trust_is_only_given_to_what_was_compared_or_cannot_be() -> None:
-    assert [trust.value for trust in Trust if trust.usable] == ["checked", "unchecked"]

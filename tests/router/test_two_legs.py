@@ -217,17 +217,21 @@ async def test_the_timeline_tells_both_legs(cluster: Cluster) -> None:
     name = headers["x-request-id"]
     transfer = prefill_leg(prefill.bodies()[0]).transfer
     await cluster.members["s1"].event(transfer, Stage.ARRIVED, bytes=77, seconds=0.5)
-    await cluster.members["s1"].event(transfer, Stage.LOADED, tokens=4)
+    await cluster.members["s1"].event(transfer, Stage.LOADED, tokens=2)
     await until(lambda: "loaded" in cluster.router.brain.ledger.get(name).events)  # type: ignore[union-attr]
     async with cluster.http.get(f"/kvrelay/requests/{name}") as response:
         timeline = await response.json()
     assert timeline["path"] == "remote_prefill"
+    decode, computed = timeline["decision"]
+    assert (decode["pool"], decode["worker"], decode["cost"]["sequences"]) == ("decode", "d1", 1.0)
+    assert (computed["pool"], computed["worker"], computed["runners_up"]) == ("prefill", "p1", [])
+    assert computed["cost"] == {"queued_tokens": 0.0, "prompt_tokens": float(timeline["prompt_tokens"])}
     assert (timeline["prefill_worker"], timeline["decode_worker"], timeline["status"]) == ("p1", "d1", 200)
     assert (timeline["cached_tokens"], timeline["output_tokens"]) == (1, 3)
     order = ["received", "tokenised", "routed", "prefill_sent", "prefill_started", "last_chunk"]
     assert list(timeline["events"])[:6] == order
     moved = timeline["transfer"]
-    assert (moved["bytes"], moved["seconds"], moved["loaded_tokens"]) == (77, 0.5, 4)
+    assert (moved["bytes"], moved["seconds"], moved["loaded_tokens"]) == (77, 0.5, 2)
     events = timeline["events"]
     assert moved["exposed_s"] == pytest.approx(events["loaded"] - events["prefill_finished"])
     assert moved["hidden_s"] == pytest.approx(events["prefill_finished"] - events["prefill_started"])
