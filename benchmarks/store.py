@@ -6,6 +6,7 @@ Run:  python -m benchmarks.store            (an idle machine with two cores or m
 from __future__ import annotations
 
 import asyncio
+import mmap
 import multiprocessing
 import tempfile
 import time
@@ -14,6 +15,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from kvrelay.config import parse
 from kvrelay.store.client import StoreClient
@@ -23,6 +25,7 @@ from kvrelay.types import PageFormat, PageName
 FORMAT = PageFormat(layers=30, kv_heads=3, head_dim=64, dtype="bfloat16", page_tokens=32)
 PAGES = (64 << 20) // FORMAT.page_bytes
 ROUNDS = 8
+QUESTIONS = 20
 KEY = b"k" * 32
 
 
@@ -56,10 +59,22 @@ def seconds(act: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
+def aligned(size: int) -> npt.NDArray[np.uint8]:
+    """Memory at the start of a page, as an engine's KV cache is: 16 bytes past it, a copy can cost twice as much."""
+    whole = np.zeros(size + mmap.PAGESIZE, np.uint8)
+    start = -whole.ctypes.data % mmap.PAGESIZE
+    return whole[start : start + size]
+
+
+def ask_often(client: StoreClient, names: list[PageName]) -> None:
+    for _ in range(QUESTIONS):
+        client.exists(names)
+
+
 def push(near: StoreClient, far: StoreClient, names: list[PageName], address: str, serial: int) -> None:
     near.open_transfer(f"t{serial}", names, PAGES * FORMAT.page_tokens, address)
     while far.describe()["transfers_arrived"] <= serial:
-        time.sleep(0.0005)
+        time.sleep(0.002)  # a question costs the store 0.1 ms, and both stores may have but two cores
 
 
 def main() -> None:
@@ -68,7 +83,7 @@ def main() -> None:
     far_process, address, far = start(folder, "far")
     data = [np.random.default_rng(number).bytes(FORMAT.page_bytes) for number in range(PAGES)]
     source = np.frombuffer(b"".join(data), np.uint8)
-    target = np.zeros_like(source)
+    target = aligned(len(source))
     view, step = target.data, FORMAT.page_bytes
     places = [view[start : start + step] for start in range(0, len(target), step)]
     best = dict.fromkeys(("copy", "put", "get", "push", "exists"), float("inf"))
@@ -81,14 +96,14 @@ def main() -> None:
             "put": lambda pages=pages: near.put_many(pages),  # type: ignore[misc]
             "push": lambda names=names, serial=serial: push(near, far, names, address, serial),  # type: ignore[misc]
             "get": lambda names=names: near.get_into(names, places),  # type: ignore[misc]
-            "exists": lambda names=names: near.exists((names * 3)[:200]),  # type: ignore[misc]
+            "exists": lambda names=names: ask_often(near, (names * 3)[:200]),  # type: ignore[misc]
         }
         for name, act in acts.items():
             best[name] = min(best[name], seconds(act))
     size = PAGES * FORMAT.page_bytes
     for name in ("copy", "put", "get", "push"):
         print(f"{name:6} {size / best[name] / 1e9:6.2f} GB/s   {best['copy'] / best[name]:5.2f} of a copy")
-    print(f"exists of 200 names  {best['exists'] * 1e3:.3f} ms")
+    print(f"exists of 200 names  {best['exists'] * 1e3 / QUESTIONS:.3f} ms")
     for client in (near, far):
         client.close()
     for process in (near_process, far_process):
