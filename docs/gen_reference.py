@@ -66,8 +66,14 @@ def unwrap(annotation: Any) -> tuple[Any, list[msgspec.Meta]]:
     """The bare type of an ``Annotated`` one, and its restrictions."""
     if typing.get_origin(annotation) is typing.Annotated:
         kind, *extras = typing.get_args(annotation)
-        return kind, [extra for extra in extras if isinstance(extra, msgspec.Meta)]
-    return annotation, []
+        return _without_none(kind), [extra for extra in extras if isinstance(extra, msgspec.Meta)]
+    return _without_none(annotation), []
+
+
+def _without_none(kind: Any) -> Any:
+    """The type of a key that may be absent."""
+    given = [each for each in typing.get_args(kind) if each is not type(None)]
+    return given[0] if isinstance(kind, types.UnionType) and len(given) == 1 else kind
 
 
 def type_name(kind: Any, key: str) -> str:
@@ -93,8 +99,8 @@ def limits(kind: Any, metas: list[msgspec.Meta]) -> str:
 
 
 def show(value: Any) -> str:
-    """A default as TOML would have it."""
-    return f"`{msgspec.json.encode(value).decode()}`"
+    """A default as TOML would have it; nothing for a key that is absent by default."""
+    return "" if value is None else f"`{msgspec.json.encode(value).decode()}`"
 
 
 def first_sentence(text: str | None) -> str:

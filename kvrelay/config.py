@@ -28,7 +28,9 @@ class ModelConfig(Section, frozen=True, kw_only=True):
 
     path: Annotated[str, Meta(description="Folder of a Hugging Face model.")] = ""
     name: Annotated[str, Meta(description="Model id that clients use; the folder's name when empty.")] = ""
-    dtype: Annotated[str, Meta(description="auto, bfloat16 or float32; weights and KV.")] = "auto"
+    dtype: Annotated[
+        str, Meta(pattern="^(auto|bfloat16|float32)$", description="auto, bfloat16 or float32; weights and KV.")
+    ] = "auto"
 
 
 class RouterConfig(Section, frozen=True, kw_only=True):
@@ -67,7 +69,17 @@ class StoreConfig(Section, frozen=True, kw_only=True):
 class WorkerConfig(Section, frozen=True, kw_only=True):
     """Each vLLM worker."""
 
-    role: Annotated[Role, Meta(description="prefill, decode or both.")] = Role.BOTH
+    role: Annotated[
+        Role | None, Meta(description="prefill, decode or both, of one `kvrelay worker`; both when absent.")
+    ] = None
+    host: Annotated[str, Meta(description="Address that the engine listens at; loopback unless told.")] = "127.0.0.1"
+    advertise: Annotated[
+        str,
+        Meta(
+            pattern=r"^([^\s/@:]+:[0-9]{1,5})?$",
+            description="host:port at which routers reach the engine; the bound address when empty.",
+        ),
+    ] = ""
     cpus: Annotated[str, Meta(description="Cores to pin the engine to, e.g. 0 or 0-3; chosen when empty.")] = ""
     kv_cache_bytes: Annotated[Positive, Meta(description="Memory for the engine's KV blocks.")] = 1 << 30
     max_batched_tokens: Annotated[Positive, Meta(description="Token budget of one step: the prefill chunk.")] = 512
@@ -128,7 +140,8 @@ def render(config: Config) -> str:
     for section, values in msgspec.to_builtins(config).items():
         lines.append(f"[{section}]")
         # JSON's strings, numbers and lists of strings are TOML's too.
-        lines += [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in values.items()]
+        given = {key: value for key, value in values.items() if value is not None}
+        lines += [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in given.items()]
     return "\n".join(lines) + "\n"
 
 
@@ -140,18 +153,31 @@ def parse(toml: str) -> Config:
     try:
         return msgspec.toml.decode(toml, type=Config)
     except msgspec.ValidationError as error:
-        raise Misconfigured(_explain(str(error))) from error
+        raise Misconfigured(explain(str(error))) from error
     except msgspec.DecodeError as error:
         raise Misconfigured(f"not valid TOML: {error}") from error
 
 
-def _explain(problem: str) -> str:
+_PLACED = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<key>[^`]*)`)?", re.DOTALL)
+_CHOICES = re.compile(r"str matching regex '\^\((?P<choices>[\w|]+)\)\$'")
+
+
+def explain(problem: str) -> str:
+    """A ``msgspec.ValidationError`` of the tree as ``section.key: what is wrong``."""
     unknown = _UNKNOWN.search(problem)
     if unknown is None:
-        return problem
+        return _place(problem)
     section = (unknown["path"] or "").removeprefix(".")
     owner = Config if not section else type(getattr(Config(), section))
     known = list(owner.__struct_fields__)
     near = difflib.get_close_matches(unknown["key"], known, n=1, cutoff=0.0)
     where = f"{section}.{unknown['key']}" if section else unknown["key"]
     return f"unknown key {where!r}; did you mean {near[0]!r}? Known here: {', '.join(known)}"
+
+
+def _place(problem: str) -> str:
+    placed = _PLACED.fullmatch(problem)
+    if placed is None or not placed["key"]:
+        return problem
+    what = _CHOICES.sub(lambda match: match["choices"].replace("|", " or "), placed["what"].replace("`", ""))
+    return f"{placed['key']}: {what[:1].lower()}{what[1:]}"

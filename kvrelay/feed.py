@@ -43,10 +43,16 @@ class Feed:
         return sum(line.dropped for line in self._lines)
 
     async def run(self) -> None:
-        """Feed until cancelled; then say goodbye."""
+        """Feed until cancelled; then say goodbye. A member that no router knows of runs on as well."""
         async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(asyncio.Event().wait())
             for line in self._lines:
                 tasks.create_task(line.run())
+
+    def register(self, registration: Message) -> None:
+        """What we are has changed: tell every router, and those that are dialled later."""
+        for line in self._lines:
+            line.register(registration)
 
     def post(self, message: Message) -> None:
         """Queue ``message`` for every router; the oldest goes when a queue is full."""
@@ -80,6 +86,10 @@ class RouterLine:
     def __repr__(self) -> str:
         state = "up" if self.is_up else "down"
         return f"{self._router} {state}, {len(self._queue)} queued, {self.dropped} dropped"
+
+    def register(self, registration: Message) -> None:
+        self._registration = registration
+        self.post(registration)
 
     def post(self, message: Message) -> None:
         self.dropped += len(self._queue) == MAX_QUEUED

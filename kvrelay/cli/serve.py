@@ -12,7 +12,7 @@ from kvrelay.cli.settings import ConfigFile, KeyFile, Model, load
 from kvrelay.cli.terminal import reported, run
 from kvrelay.deploy.key import read_key
 from kvrelay.deploy.model import model_path
-from kvrelay.deploy.ports import free_port
+from kvrelay.deploy.ports import CONTROL_PORT, free_port, require_free
 from kvrelay.deploy.progress import READY_MARK
 from kvrelay.types import Role, StoreInfo, WorkerInfo
 
@@ -40,6 +40,7 @@ def store(
     """
     with reported():
         settings, key = load(config), read_key(key_file)
+        require_free(settings.store.peer_host, settings.store.peer_port, "store.peer_port in the configuration file")
     from kvrelay.store.daemon import run_store
 
     def ready(info: StoreInfo) -> None:
@@ -60,6 +61,8 @@ def router(
     """
     with reported():
         settings = load(config, router={"port": port}, model={"path": model})
+        require_free(settings.router.host, settings.router.port, "--port")
+        require_free(settings.router.control_host, settings.router.control_port, CONTROL_PORT)
         key, folder = read_key(key_file), model_path(settings.model.path)
     from kvrelay.router.runner import run_router
 
@@ -77,22 +80,33 @@ def worker(
     model: Model = "",
     router: Routers = None,
     store_name: Annotated[str, typer.Option(help="Name of the store. Default: the socket's name.")] = "",
-    port: Annotated[int, typer.Option(help="Port of the engine on loopback; 0 takes a free one.")] = 0,
+    host: Annotated[str, typer.Option(help="Address of the engine. Default 127.0.0.1.", show_default=False)] = "",
+    port: Annotated[int, typer.Option(help="Port of the engine; 0 takes a free one.")] = 0,
+    advertise: Annotated[
+        str, typer.Option(help="HOST:PORT told to the routers, when it is not that.", show_default=False)
+    ] = "",
     cpus: Annotated[str, typer.Option(help="Cores to pin the engine to, e.g. 0-3.", show_default=False)] = "",
     config: ConfigFile = None,
 ) -> None:
     """Run one vLLM engine with kvrelay's connector, and keep the routers told whether it is well.
 
-    Example:  kvrelay worker --role prefill --store-socket /run/kvrelay/store.sock --key-file key --router 10.0.0.1:7080
+    A router on another machine needs an address that it can reach: --host. The engine asks everybody for a key that
+    follows from the cluster's; what it is asked crosses the network in the clear, so keep that network private.
+
+    Example:  kvrelay worker --role prefill --store-socket /run/kvrelay/store.sock --key-file key
+    --router 10.0.0.1:7080 --host 10.0.0.2
     """
     from kvrelay.deploy.worker import WorkerPlan, run_worker
 
     with reported():
-        settings = load(config, worker={"role": role and role.value, "cpus": cpus}, model={"path": model})
-        port = port or free_port()
+        given = {"role": role and role.value, "host": host, "advertise": advertise, "cpus": cpus}
+        settings = load(config, worker=given, model={"path": model})
+        kind = settings.worker.role or Role.BOTH
+        require_free(settings.worker.host, port, "--port")
+        port = port or free_port(settings.worker.host)
         plan = WorkerPlan(
-            name=name or f"{settings.worker.role}-{port}",
-            role=settings.worker.role,
+            name=name or f"{kind}-{port}",
+            role=kind,
             model_path=model_path(settings.model.path),
             routers=tuple(router or ()),
             store=store_name or store_socket.stem,

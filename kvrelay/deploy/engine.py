@@ -9,10 +9,10 @@ from pathlib import Path
 
 import msgspec
 
+from kvrelay.channel import reachable
 from kvrelay.config import Config, ConnectorConfig
 from kvrelay.deploy.engine_guard import API_KEY_VARIABLE, EngineGuard
 from kvrelay.deploy.engine_main import CPUS_VARIABLE
-from kvrelay.deploy.ports import reachable
 from kvrelay.errors import Misconfigured
 from kvrelay.types import Value
 

@@ -1,13 +1,18 @@
 """Runs a stock vLLM OpenAI server; started as ``python -m kvrelay.deploy.engine_main FLAGS``.
 
 vLLM spawns its engine processes by importing this module again, so what stands outside the ``__main__`` guard runs in
-each of them, before vLLM is imported: it ties the process to its parent and pins it. It must import nothing heavy.
+each of them, before vLLM is imported: it ties the process to its parent, pins it, and sees to it that the engine does
+not outlive a thread of kvrelay's. It must import nothing heavy.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
+import threading
+import traceback
+from types import FrameType
 
 from kvrelay.deploy.parent import die_with_parent, die_with_starter
 
@@ -22,6 +27,23 @@ def _prepare() -> None:
     if __name__ == "__mp_main__":
         # Nothing in vLLM's engine watches the API server: after a kill -9 it would go on for ever.
         die_with_parent(os.getppid(), signal.SIGKILL)
+    _watch_threads()
+
+
+def _watch_threads() -> None:
+    """End the process when one of kvrelay's threads in it dies: vLLM would serve on without it, and look well."""
+
+    def hook(died: threading.ExceptHookArgs) -> None:
+        threading.__excepthook__(died)
+        if any(_is_ours(frame) for frame, _line in traceback.walk_tb(died.exc_traceback)):
+            print("kvrelay engine: a thread of kvrelay died; ending this engine", file=sys.stderr, flush=True)  # noqa: T201
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.excepthook = hook
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).startswith("kvrelay.")
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The cluster's shared key, in a file that only its owner may read."""
+"""The cluster's shared key, and files that only their owner may read."""
 
 from __future__ import annotations
 
@@ -24,8 +24,13 @@ def read_key(path: Path) -> bytes:
     return key
 
 
-def make_key(path: Path) -> None:
-    """Write a new random key, replacing an old one."""
+def new_key() -> str:
+    """A random key, as text."""
+    return secrets.token_hex(32)
+
+
+def write_secret(path: Path, text: str) -> None:
+    """Write a file that only its owner may read, replacing an old one."""
     path.unlink(missing_ok=True)
-    with open(path, "x", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-        file.write(secrets.token_hex(32))
+    with open(path, "x", opener=lambda name, flags: os.open(name, flags, 0o600), encoding="utf-8") as file:
+        file.write(text)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -17,12 +16,14 @@ import aiohttp
 import msgspec
 
 from kvrelay.config import Config, render
-from kvrelay.deploy.key import make_key, read_key
+from kvrelay.deploy.key import new_key, read_key, write_secret
 from kvrelay.deploy.members import Kind, Member, RunDir, members, settle_ports
 from kvrelay.deploy.model import model_path
 from kvrelay.deploy.process import Child, describe_exit
-from kvrelay.deploy.progress import STARTING, LogFollower, Progress, first_error, last_lines
+from kvrelay.deploy.progress import STARTING, LogFollower, Progress, error_lines
+from kvrelay.deploy.scratch import Scratch
 from kvrelay.errors import Lost
+from kvrelay.protocol import engine_key
 from kvrelay.types import Role, Value
 
 RUN_DIR_VARIABLE = "KVRELAY_RUN_DIR"
@@ -30,7 +31,8 @@ _POLL_S = 0.1
 _STOP_GRACE_S = 15.0
 """A worker needs up to ten seconds to end its engine gently."""
 _HEALTHY_WAIT_S = 15.0
-_TAIL_LINES = 25
+_QUOTED_LINES = 9
+_QUOTED_CHARS = 300
 
 OnProgress = Callable[[str, Progress], None]
 """Called with a member's name when it gets a step further."""
@@ -63,7 +65,8 @@ class LocalCluster:
     ) -> None:
         self._wanted = config
         self._run_dir = run_dir or (Path(os.environ[RUN_DIR_VARIABLE]) if RUN_DIR_VARIABLE in os.environ else None)
-        self._own_dir = self._run_dir is None
+        self._scratch: Scratch | None = None
+        """The run directory when nobody chose one."""
         self._model = model
         self._on_progress = on_progress
         self._members: dict[str, Member] = {}
@@ -101,6 +104,11 @@ class LocalCluster:
         return read_key(self.run.key)
 
     @property
+    def engine_key(self) -> str:
+        """Bearer token for a worker's own ``url``."""
+        return engine_key(self.key)
+
+    @property
     def names(self) -> list[str]:
         """All members, in the order of their start."""
         return list(self._members)
@@ -136,7 +144,7 @@ class LocalCluster:
     async def __aenter__(self) -> LocalCluster:
         self.model = self._model or model_path(self._wanted.model.path)
         self.config = settle_ports(self._wanted)
-        self.run = RunDir(self._run_dir or Path(tempfile.mkdtemp(prefix="kvrelay-")))
+        self.run = RunDir(self._run_dir or self._own_dir())
         try:
             self._prepare()
             for member in members(self.config, self.run, self.model):
@@ -155,13 +163,17 @@ class LocalCluster:
         interrupted = kind is None or issubclass(kind, (asyncio.CancelledError, KeyboardInterrupt))
         await self._close(keep_logs=not interrupted)
 
+    def _own_dir(self) -> Path:
+        self._scratch = Scratch("kvrelay-")
+        return self._scratch.path
+
     def _prepare(self) -> None:
-        self.run.path.mkdir(parents=True, exist_ok=True)
-        self.run.logs.mkdir(exist_ok=True)
+        self.run.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.run.logs.mkdir(mode=0o700, exist_ok=True)
         shutil.rmtree(self.run.scratch, ignore_errors=True)  # of a cluster that was killed here
-        self.run.scratch.mkdir()
-        make_key(self.run.key)
-        self.run.config.write_text(render(self.config))
+        self.run.scratch.mkdir(mode=0o700)
+        write_secret(self.run.key, new_key())
+        write_secret(self.run.config, render(self.config))  # it holds the clients' API keys
 
     async def _spawn(self, member: Member) -> None:
         log = self.run.log(member.name)
@@ -175,7 +187,7 @@ class LocalCluster:
     def _raise_if_crashed(self) -> None:
         for name, child in self._children.items():
             if not child.running and name not in self._doomed:
-                raise Lost(f"{name} {describe_exit(child.exit_status)}; {_quote(self.run.log(name))}")
+                raise Lost(_obituary(name, describe_exit(child.exit_status), self.run.log(name)))
 
     async def _until_ready(self, names: list[str]) -> None:
         limit_s = self.config.worker.start_wait_s + _STOP_GRACE_S  # a worker that is too slow says so itself before
@@ -219,12 +231,19 @@ class LocalCluster:
 
     async def _close(self, *, keep_logs: bool) -> None:
         self._doomed |= set(self._members)
-        await asyncio.gather(*(child.stop(_STOP_GRACE_S) for child in self._children.values()))
+        try:
+            await asyncio.gather(*(child.stop(_STOP_GRACE_S) for child in self._children.values()))
+        finally:  # also when the stop is cut short
+            self._remove_files(keep_logs=keep_logs)
+
+    def _remove_files(self, *, keep_logs: bool) -> None:
         for path in (self.run.key, self.run.config, *self.stores.values()):
             path.unlink(missing_ok=True)
         shutil.rmtree(self.run.scratch, ignore_errors=True)
-        if self._own_dir and not (keep_logs and self._children):
-            shutil.rmtree(self.run.path, ignore_errors=True)
+        if self._scratch is not None and keep_logs and self._children:
+            self._scratch.keep()
+        elif self._scratch is not None:
+            self._scratch.remove()
 
 
 def _ready_names(health: str) -> set[str]:
@@ -233,8 +252,10 @@ def _ready_names(health: str) -> set[str]:
     return {member["name"] for member in [*tree["workers"], *tree["stores"]] if member["ready"]}
 
 
-def _quote(log: Path) -> str:
-    """What a person needs of a dead process's log."""
-    cause = first_error(log)
-    hint = f"The first error in it:\n{cause}\n" if cause else ""
-    return f"its log is {log} and ends with:\n{last_lines(log, _TAIL_LINES)}\n{hint}"
+def _obituary(name: str, exit_status: str, log: Path) -> str:
+    """The cause first and, below what the log says of it, again: the last line is what people read."""
+    quoted = error_lines(log, _QUOTED_LINES)
+    if not quoted:
+        return f"{name} died ({exit_status}); no error is in its log, {log}"
+    said = "\n".join(f"  {line[:_QUOTED_CHARS]}" for line in quoted)
+    return f"{name} died ({exit_status}). Errors in its log, {log}:\n{said}\n{name} died: {quoted[0][:_QUOTED_CHARS]}"

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import msgspec
 
+from kvrelay.channel import reachable
 from kvrelay.config import Config
 from kvrelay.deploy import cores
-from kvrelay.deploy.ports import free_port, require_free
+from kvrelay.deploy.ports import CONTROL_PORT, free_port, require_free
 from kvrelay.errors import Misconfigured
 from kvrelay.types import Role, Value
 
@@ -73,14 +74,25 @@ def settle_ports(config: Config) -> Config:
     router = config.router
     if config.cluster.stores > 1 and (config.store.peer_port or config.store.advertise):
         raise Misconfigured("store.peer_port and store.advertise name one store; leave them out with two stores")
+    _refuse_one_workers_settings(config)
     require_free(router.host, router.port, "--port")
-    require_free(router.control_host, router.control_port, "router.control_port in the configuration file (0: any)")
+    require_free(router.control_host, router.control_port, CONTROL_PORT)
     settled = msgspec.structs.replace(
         router,
         port=router.port or free_port(router.host),
         control_port=router.control_port or free_port(router.control_host),
     )
     return msgspec.structs.replace(config, router=settled)
+
+
+def _refuse_one_workers_settings(config: Config) -> None:
+    if config.worker.role is not None:
+        raise Misconfigured(
+            "worker.role is for `kvrelay worker`; a cluster's workers are counted by cluster.prefill, cluster.decode "
+            "and cluster.colocated (--prefill, --decode, --colocated)"
+        )
+    if config.worker.advertise:
+        raise Misconfigured("worker.advertise names one worker, for `kvrelay worker`; leave it out of a whole cluster")
 
 
 def members(config: Config, run: RunDir, model: Path) -> list[Member]:
@@ -109,12 +121,7 @@ def _cores(config: Config) -> tuple[int, ...]:
 
 
 def _control(config: Config) -> str:
-    return f"{_reachable(config.router.control_host)}:{config.router.control_port}"
-
-
-def _reachable(host: str) -> str:
-    """An address at which this machine reaches a listener bound to ``host``."""
-    return "127.0.0.1" if host in ("", "0.0.0.0") else host
+    return f"{reachable(config.router.control_host)}:{config.router.control_port}"
 
 
 def _common(run: RunDir) -> tuple[str, ...]:
@@ -132,14 +139,15 @@ def _router(config: Config, run: RunDir, model: Path) -> Member:
         name="router",
         kind=Kind.ROUTER,
         arguments=("router", *_common(run), "--model", str(model)),
-        url=f"http://{_reachable(config.router.host)}:{config.router.port}",
+        url=f"http://{reachable(config.router.host)}:{config.router.port}",
     )
 
 
 def _worker(
     config: Config, run: RunDir, model: Path, *, name: str, role: Role, store: str, cpus: tuple[int, ...]
 ) -> Member:
-    port = free_port()
+    port = free_port(config.worker.host)
+    address = f"{reachable(config.worker.host)}:{port}"
     flags = {
         "--name": name,
         "--role": role.value,
@@ -148,6 +156,7 @@ def _worker(
         "--store-name": store,
         "--store-socket": str(run.socket(store)),
         "--port": str(port),
+        "--advertise": address,
         "--cpus": ",".join(str(cpu) for cpu in cpus),
     }
     words = tuple(word for flag in flags.items() for word in flag)
@@ -156,5 +165,5 @@ def _worker(
         kind=Kind.WORKER,
         arguments=("worker", *_common(run), *words),
         role=role,
-        url=f"http://127.0.0.1:{port}",
+        url=f"http://{address}",
     )

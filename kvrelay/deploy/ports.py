@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import socket
 
@@ -12,6 +13,8 @@ from kvrelay.errors import Misconfigured
 _FIRST, _LAST = 20_000, 32_000
 """Below Linux's ephemeral range (32768 and up): no outgoing connection takes the port before its server binds it."""
 _TRIES = 200
+CONTROL_PORT = "router.control_port in the configuration file (0: any)"
+"""How to choose another control port."""
 
 
 def free_port(host: str = "127.0.0.1") -> int:
@@ -24,20 +27,29 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def is_free(host: str, port: int) -> bool:
+    return _refusal(host, port) is None
+
+
+def _refusal(host: str, port: int) -> OSError | None:
+    """Why nobody can listen there now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             sock.bind((host, port))
             sock.listen(1)
-        except OSError:
-            return False
-    return True
+        except OSError as error:
+            return error
+    return None
 
 
 def require_free(host: str, port: int, setting: str) -> None:
     """Raise ``Misconfigured`` naming the holder unless ``port`` is free; ``setting`` says how to choose another."""
-    if port and not is_free(host, port):
-        raise Misconfigured(f"port {port} is in use by {holder(port)}; stop it or choose another port with {setting}")
+    error = _refusal(host, port)
+    if error is None:
+        return
+    if error.errno != errno.EADDRINUSE:
+        raise Misconfigured(f"cannot listen on {host}:{port} ({error.strerror}); choose another address or {setting}")
+    raise Misconfigured(f"port {port} is in use by {holder(port)}; stop it or choose another port with {setting}")
 
 
 def holder(port: int) -> str:

@@ -19,6 +19,7 @@ import aiohttp
 
 from kvrelay.deploy.engine import EngineSpec, engine_command, engine_environment
 from kvrelay.deploy.process import Child, describe_exit
+from kvrelay.deploy.scratch import scratch
 from kvrelay.errors import Lost
 
 HEALTH_POLL_S = 0.2
@@ -119,14 +120,16 @@ def _scratch_parent() -> str:
 
 
 @contextlib.asynccontextmanager
-async def engine_server(spec: EngineSpec, sink: Sink | None = None) -> AsyncIterator[EngineServer]:
+async def engine_server(
+    spec: EngineSpec, sink: Sink | None = None, *, api_key: str = ""
+) -> AsyncIterator[EngineServer]:
     """Start ``spec`` and end it, with everything below it, when the block ends. Await ``wait_serving`` inside.
 
-    ``sink`` takes the log; this process's stdout when None.
+    ``sink`` takes the log; this process's stdout when None. An engine with a connector needs an ``api_key``.
     """
     timeout = aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_S)
-    with tempfile.TemporaryDirectory(prefix="vllm-", dir=_scratch_parent(), ignore_cleanup_errors=True) as scratch:
-        environment = engine_environment(spec, {**os.environ, "TMPDIR": scratch})
+    with scratch("vllm-", _scratch_parent()) as folder:
+        environment = engine_environment(spec, {**os.environ, "TMPDIR": str(folder)}, api_key)
         child = await Child.start("engine", engine_command(spec), environment, asyncio.subprocess.PIPE)
         async with aiohttp.ClientSession(timeout=timeout) as http:
             engine = EngineServer(spec, child, http, quote_log=sink is not None)

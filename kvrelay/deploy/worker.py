@@ -7,22 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
+from kvrelay.channel import is_everywhere
 from kvrelay.config import Config, ConnectorConfig
 from kvrelay.deploy import cores
 from kvrelay.deploy.engine import EngineSpec, engine_spec
 from kvrelay.deploy.key import read_key
 from kvrelay.deploy.ports import free_port, require_free
+from kvrelay.deploy.scratch import scratch
 from kvrelay.deploy.server import EngineServer, Sink, engine_server
 from kvrelay.deploy.weights import weights_digest
-from kvrelay.errors import Lost
+from kvrelay.errors import Lost, Misconfigured
 from kvrelay.feed import Feed
-from kvrelay.protocol import Heartbeat, RegisterWorker
+from kvrelay.protocol import Heartbeat, RegisterWorker, engine_key
 from kvrelay.race import until_one_ends
 from kvrelay.types import Engine, Role, Value, WorkerInfo
 
@@ -43,15 +44,16 @@ class WorkerPlan(Value, frozen=True, kw_only=True):
     store_socket: Path
     key_file: Path
     port: int = 0
-    """Port of the engine's OpenAI server on loopback; 0 takes a free one."""
+    """Port of the engine's OpenAI server; 0 takes a free one."""
 
 
 class Worker:
     """The worker's side of its registration: who it is, and whether its engine answers."""
 
-    def __init__(self, info: WorkerInfo, engine: EngineServer) -> None:
+    def __init__(self, info: WorkerInfo, engine: EngineServer, engine_file: Path) -> None:
         self.info = info
         self._engine = engine
+        self._engine_file = engine_file
         self.healthy = True
 
     def __repr__(self) -> str:
@@ -61,10 +63,14 @@ class Worker:
     def heartbeat(self) -> Heartbeat:
         return Heartbeat(name=self.info.name, incarnation=self.info.incarnation, healthy=self.healthy)
 
-    async def watch(self, every_s: float) -> None:
-        """Ask the engine for its health for ever."""
+    async def watch(self, every_s: float, tell: Callable[[RegisterWorker], None]) -> None:
+        """Ask the engine for its health for ever; ``tell`` the routers when it became another, with new weights."""
         while True:
             self.healthy = await self._engine.is_healthy()
+            engine = read_engine(self._engine_file)
+            if engine != self.info.engine:
+                self.info = msgspec.structs.replace(self.info, engine=engine)
+                tell(RegisterWorker(worker=self.info))
             await asyncio.sleep(every_s)
 
 
@@ -80,26 +86,31 @@ async def run_worker(
     Raises ``Misconfigured`` before anything starts, ``Lost`` when the engine dies.
     """
     key = read_key(plan.key_file)
-    require_free("127.0.0.1", plan.port, "--port")
+    require_free(config.worker.host, plan.port, "--port")
     incarnation = secrets.token_hex(4)
-    with tempfile.TemporaryDirectory(prefix="worker-") as scratch:
-        engine_file = Path(scratch) / "engine.json"
+    with scratch("worker-") as folder:
+        engine_file = folder / "engine.json"
         spec = worker_engine(config, plan, incarnation, engine_file)
-        async with engine_server(spec, sink) as engine:
+        async with engine_server(spec, sink, api_key=engine_key(key)) as engine:
             await engine.wait_serving(config.worker.start_wait_s)
-            info = await _introduce(plan, incarnation, spec, engine_file)
-            worker = Worker(info, engine)
+            info = await _introduce(config, plan, incarnation, spec, engine_file)
+            worker = Worker(info, engine, engine_file)
             feed = _feed(worker, plan.routers, key, config.cluster.heartbeat_s)
             if ready is not None:
                 ready(info)
             # The feed says goodbye when it is cancelled, before the engine ends.
-            await until_one_ends(feed.run(), worker.watch(config.cluster.heartbeat_s), engine.wait_death())
+            await until_one_ends(
+                feed.run(), worker.watch(config.cluster.heartbeat_s, feed.register), engine.wait_death()
+            )
 
 
 def worker_engine(config: Config, plan: WorkerPlan, incarnation: str, engine_file: Path) -> EngineSpec:
-    """The engine of ``plan``: pinned, with the connector that talks to this node's store."""
+    """The engine of ``plan``: pinned, with the connector that talks to this node's store. Raises ``Misconfigured``."""
+    host = config.worker.host
+    if is_everywhere(host) and not config.worker.advertise:
+        raise Misconfigured("worker.host means every address: set worker.advertise to the one that routers can reach")
     pinned = cores.parse(config.worker.cpus) if config.worker.cpus else cores.available()
-    spec = engine_spec(config, plan.model_path, port=plan.port or free_port(), cpus=pinned)
+    spec = engine_spec(config, plan.model_path, port=plan.port or free_port(host), cpus=pinned)
     connector = ConnectorConfig(
         worker=plan.name,
         incarnation=incarnation,
@@ -110,22 +121,25 @@ def worker_engine(config: Config, plan: WorkerPlan, incarnation: str, engine_fil
         page_tokens=config.worker.page_tokens,
         load_wait_s=config.worker.load_wait_s,
     )
-    return msgspec.structs.replace(spec, connector=connector)
+    return msgspec.structs.replace(spec, connector=connector, host=host)
 
 
-async def _introduce(plan: WorkerPlan, incarnation: str, spec: EngineSpec, engine_file: Path) -> WorkerInfo:
+async def _introduce(
+    config: Config, plan: WorkerPlan, incarnation: str, spec: EngineSpec, engine_file: Path
+) -> WorkerInfo:
+    advertised = config.worker.advertise
     return WorkerInfo(
         name=plan.name,
         incarnation=incarnation,
         role=plan.role,
-        url=spec.url,
+        url=f"http://{advertised}" if advertised else spec.url,
         model=spec.served_name,
         store=plan.store,
-        engine=await _read_engine(engine_file),
+        engine=await _await_engine(engine_file),
     )
 
 
-async def _read_engine(path: Path) -> Engine:
+async def _await_engine(path: Path) -> Engine:
     """What the connector wrote about its engine. Raises ``Lost`` when it wrote nothing."""
     try:
         async with asyncio.timeout(_ENGINE_FILE_WAIT_S):
@@ -133,6 +147,11 @@ async def _read_engine(path: Path) -> Engine:
                 await asyncio.sleep(_POLL_S)
     except TimeoutError as error:
         raise Lost("the engine serves but its connector wrote nothing about it; see the engine's log") from error
+    return read_engine(path)
+
+
+def read_engine(path: Path) -> Engine:
+    """What an engine is now: its connector writes the file anew when the engine's weights change."""
     return msgspec.json.decode(path.read_bytes(), type=Engine)
 
 

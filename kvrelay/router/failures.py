@@ -12,7 +12,8 @@ from kvrelay.policy.admit import RETRY_AFTER_S
 
 CLIENT_CLOSED = 499
 """Status in the ledger of a request whose client went away; nobody receives it."""
-_RETRYABLE = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS})
+_NOT_THE_CLIENTS = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS})
+"""401: the worker has another key than this router."""
 
 
 class Rejected(KvrelayError):
@@ -26,7 +27,7 @@ class Rejected(KvrelayError):
 
 def blames_client(status: int) -> bool:
     """Whether a worker's status says that the request is wrong, so that no other worker would take it."""
-    return 400 <= status < 500 and status not in _RETRYABLE
+    return 400 <= status < 500 and status not in _NOT_THE_CLIENTS
 
 
 def error_body(message: str, status: int, param: str | None = None) -> bytes:

@@ -71,6 +71,8 @@ class FeedServer:
 
     def _take(self, member: Member, message: Message) -> None:
         match message:
+            case RegisterWorker(worker=worker) if _is_same(worker, member):
+                self._register(message)  # it got other weights
             case Heartbeat(name=member.name):
                 self._renew(member, message)
             case Leaving(name=member.name):
@@ -79,6 +81,10 @@ class FeedServer:
                 self._obey(self._brain.transfer_event(message, self._clock()))
             case _:
                 raise Malformed(f"{type(message).__name__} is not for {member.name} to send here")
+
+
+def _is_same(worker: WorkerInfo, member: Member) -> bool:
+    return isinstance(member, WorkerInfo) and (worker.name, worker.incarnation) == (member.name, member.incarnation)
 
 
 def _check_url(url: str) -> None:

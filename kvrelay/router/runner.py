@@ -16,6 +16,7 @@ from kvrelay.channel import Listener, bind_tcp
 from kvrelay.config import Config
 from kvrelay.errors import Misconfigured
 from kvrelay.fleet.brain import Brain
+from kvrelay.protocol import engine_key
 from kvrelay.router.desk import Desk
 from kvrelay.router.feed import FeedServer
 from kvrelay.router.gateway import Gateway
@@ -64,7 +65,7 @@ class Router:
 
     async def serve(self, api: socket.socket, control: socket.socket, ready: Callable[[str, str], None] | None) -> None:
         """Serve both sockets until cancelled."""
-        upstream = Upstream(connect_s=self._config.upstream_connect_s)
+        upstream = Upstream(connect_s=self._config.upstream_connect_s, engine_key=engine_key(self._key))
         renderer = Renderer(upstream, self._tokens)
         desk = Desk(self.brain, upstream, self._telemetry, self._clock)
         async with contextlib.AsyncExitStack() as stack:

@@ -74,14 +74,18 @@ class Reply:
 
 
 class Upstream:
-    """One connection pool for all workers."""
+    """One connection pool for all workers; ``engine_key`` opens them."""
 
-    def __init__(self, *, connect_s: float) -> None:
+    def __init__(self, *, connect_s: float, engine_key: str) -> None:
         # No limit of its own: admission bounds what is in flight, and a queue here would be invisible to the brain.
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S, socket_factory=_socket)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_s)
         self._session = aiohttp.ClientSession(
-            connector=connector, timeout=timeout, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False
+            connector=connector,
+            timeout=timeout,
+            headers={"authorization": f"Bearer {engine_key}"},
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
         )
 
     def __repr__(self) -> str:

@@ -27,6 +27,8 @@ class FakeVllm:
     cached_tokens: int = 0
     url: str = ""
     calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    authorizations: set[str | None] = field(default_factory=set)
+    """What callers showed."""
     aborted: int = 0
     refuse: int = 0
     """Status of every answer; 0: answer properly."""
@@ -62,6 +64,7 @@ class FakeVllm:
     async def generate(self, http: web.Request) -> web.StreamResponse:
         body = json.loads(await http.read())
         self.calls.append((http.path, body))
+        self.authorizations.add(http.headers.get("authorization"))
         assert http.transport is not None
         self.connections.add(http.transport.get_extra_info("peername"))
         self.in_flight += 1
@@ -132,6 +135,7 @@ class FakeVllm:
     async def render(self, http: web.Request) -> web.StreamResponse:
         body = await http.json()
         self.calls.append((http.path, body))
+        self.authorizations.add(http.headers.get("authorization"))
         await self.hold_render.wait()
         if self.render_status:
             return web.json_response({}, status=self.render_status)

@@ -32,6 +32,13 @@ async def test_ps_400_reaches_the_client_with_its_body_and_d_is_never_asked(clus
     assert decode.bodies() == []
 
 
+async def test_a_worker_with_another_key_is_not_the_clients_fault(cluster: Cluster) -> None:
+    _, decode = await cluster.split()
+    decode.refuse = 401
+    status, _, _ = await cluster.post("/v1/completions", {"model": "tiny", "prompt": "x"})
+    assert status == 503
+
+
 @pytest.mark.parametrize("fault", ["refuses", "resets"])
 async def test_another_p_computes_the_prompt_when_one_fails(cluster: Cluster, fault: str) -> None:
     first, decode = await cluster.split()

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 import aiohttp
+import msgspec
 import pytest
 
 from kvrelay import channel
 from kvrelay.channel import bind_tcp
 from kvrelay.config import Config, RouterConfig
 from kvrelay.errors import Lost, Misconfigured, Refused
-from kvrelay.protocol import Heartbeat, RegisterStore, RegisterWorker
+from kvrelay.fleet.workers import NoHandoff
+from kvrelay.protocol import Heartbeat, RegisterStore, RegisterWorker, engine_key
 from kvrelay.router.runner import Router, run_router
-from kvrelay.types import Role
+from kvrelay.types import Role, WorkerInfo
 from tests.fleet.values import store, worker
 from tests.router.cluster import KEY, Cluster, until
 
@@ -81,6 +84,8 @@ async def test_a_link_that_speaks_out_of_turn_or_for_another_is_cut(cluster: Clu
     for messages in (
         [beat],
         [RegisterStore(store=store("s9")), beat],
+        [RegisterWorker(worker=worker("d8", Role.DECODE)), RegisterWorker(worker=worker("d9", Role.DECODE))],
+        [RegisterStore(store=store("d9")), RegisterWorker(worker=worker("d9", Role.DECODE))],
         [RegisterWorker(worker=worker("d9", Role.DECODE, url="http://127.0.0.1:1/secret"))],
         [RegisterWorker(worker=worker("d9", Role.DECODE, url="file:///etc"))],
     ):
@@ -91,6 +96,31 @@ async def test_a_link_that_speaks_out_of_turn_or_for_another_is_cut(cluster: Clu
             await link.recv()
         link.close()
     assert cluster.router.brain.fleet.workers.get("d9") is None
+
+
+async def test_workers_are_shown_the_engine_key_and_never_what_the_client_showed(cluster: Cluster) -> None:
+    prefill, decode = await cluster.split()
+    body = {"model": "tiny", "prompt": "Hello, you"}
+    await cluster.post("/v1/completions", body, headers={"authorization": "Bearer of-the-client"})
+    assert len(prefill.bodies()) == len(decode.bodies()) == 1
+    assert prefill.authorizations == decode.authorizations == {f"Bearer {engine_key(KEY)}"}
+
+
+async def test_a_worker_that_got_other_weights_is_no_longer_paired_with_those_of_before(cluster: Cluster) -> None:
+    prefill, decode = await cluster.split()
+    fleet = cluster.router.brain.fleet
+    old = cluster.members["p1"].info
+    assert isinstance(old, WorkerInfo)
+    fresh = msgspec.structs.replace(old.engine.fingerprint, weights_epoch=7)
+    engine = msgspec.structs.replace(old.engine, fingerprint=fresh)
+    await cluster.members["p1"].send(RegisterWorker(worker=msgspec.structs.replace(old, engine=engine)))
+    await until(lambda: (member := fleet.workers.get("p1")) is not None and member.info.engine == engine)
+    p, d = (member.info for member in (fleet.workers.get("p1"), fleet.workers.get("d1")) if member is not None)
+    assert fleet.pair(p, d, time.monotonic()) == NoHandoff(reason="fingerprint.weights_epoch")
+    await until(lambda: cluster.is_ready("p1"))
+    await cluster.complete()
+    assert prefill.bodies() == []
+    assert len(decode.bodies()) == 1
 
 
 async def test_connections_to_workers_are_used_again(cluster: Cluster) -> None:

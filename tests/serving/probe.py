@@ -32,6 +32,11 @@ class Probe:
     def worker(self, role: Role) -> WorkerView:
         return next(worker for worker in self.cluster.workers if worker.role is role)
 
+    @property
+    def engine_headers(self) -> dict[str, str]:
+        """What an engine wants to see of those who ask it directly."""
+        return {"authorization": f"Bearer {self.cluster.engine_key}"}
+
     @functools.cached_property
     def engine(self) -> Engine:
         """What the engines say of themselves; all of one cluster have one fingerprint."""

@@ -19,7 +19,8 @@ pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session"), pytes
 
 async def ask_worker(probe: Probe, role: Role, body: dict[str, Any]) -> Any:
     """Past the router, at one engine: what its own store holds decides what it loads."""
-    async with probe.http.post(probe.worker(role).url + "/v1/completions", json=body) as response:
+    url = probe.worker(role).url + "/v1/completions"
+    async with probe.http.post(url, json=body, headers=probe.engine_headers) as response:
         assert response.status == 200, await response.text()
         return await response.json()
 

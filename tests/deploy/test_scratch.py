@@ -1,0 +1,65 @@
+"""Tests of deploy/scratch.py, with owners that are killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from kvrelay.deploy.scratch import Scratch, scratch
+
+OWNER = """
+import sys, time
+from kvrelay.deploy.scratch import Scratch
+folder = Scratch("own-", sys.argv[1])
+(folder.path / "full").mkdir()
+print(folder.path, flush=True)
+time.sleep(600)
+"""
+
+
+def owner_below(parent: Path) -> tuple[subprocess.Popen[str], Path]:
+    process = subprocess.Popen([sys.executable, "-c", OWNER, str(parent)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    return process, Path(process.stdout.readline().strip())
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+def test_the_next_start_removes_the_folder_of_a_killed_owner_and_none_of_a_living_one(tmp_path: Path) -> None:
+    dead, left = owner_below(tmp_path)
+    living, held = owner_below(tmp_path)
+    assert left.exists(), "its owner lives"
+    end(dead)
+    with scratch("own-", str(tmp_path)):
+        assert not left.exists()
+        assert (held / "full").exists()
+    end(living)
+
+
+def test_what_is_not_surely_a_dead_owners_is_left_alone(tmp_path: Path) -> None:
+    foreign = tmp_path / "own-foreign"
+    foreign.mkdir()
+    target = tmp_path / "target"
+    target.mkdir()
+    (target / "owner.lock").touch()
+    (tmp_path / "own-link").symlink_to(target)
+    (tmp_path / "own-file").touch()
+    (tmp_path / "other-1").mkdir()
+    (tmp_path / "other-1" / "owner.lock").touch()
+    before = sorted(tmp_path.rglob("*"))
+    with scratch("own-", str(tmp_path)) as mine:
+        assert mine.stat().st_mode & 0o777 == 0o700
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_folder_that_is_kept_stays(tmp_path: Path) -> None:
+    kept = Scratch("own-", str(tmp_path))
+    kept.keep()
+    with scratch("own-", str(tmp_path)):
+        assert kept.path.exists()
