@@ -158,6 +158,16 @@ class Arena:
         self._ready[layers, ref.slot] = ref.generation
         return True
 
+    def publish_segments(self, segments: list[tuple[SlotRef, int]], checksums: list[int]) -> None:
+        """``publish`` for segments (reference, layer) of any pages; stale ones are left out."""
+        if not segments:
+            return
+        where = np.array([(ref.slot, ref.generation, layer) for ref, layer in segments], np.int64)
+        current = self._generation[where[:, 0]] == where[:, 1]
+        slots, generations, layers = where[current].T
+        self._checksum[layers, slots] = np.array(checksums, np.uint64)[current]
+        self._ready[layers, slots] = generations
+
     def publish_many(self, slots: Ints, generations: Ints, layer: int, checksums: Checksums) -> None:
         """``publish`` for many pages at once; stale ones are left out."""
         current = self._generation[slots] == generations

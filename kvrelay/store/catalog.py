@@ -148,6 +148,8 @@ class Catalog:
 
     def sweep(self, now: float) -> int:
         """Free the slots of failed pages that nobody touches any more; how many."""
+        if not self.failed:
+            return 0
         untouched = [page for page in self.failed if page.free_at <= now and page.pins == 0]
         for page in untouched:
             del self.failed[page]

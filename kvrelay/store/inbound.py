@@ -22,13 +22,13 @@ from kvrelay.protocol import (
     Segment,
     Segments,
 )
-from kvrelay.store.arena import SlotState
+from kvrelay.store.arena import Arena, SlotState
 from kvrelay.store.copying import checksums
 from kvrelay.store.keeper import Keeper
 from kvrelay.store.page import Page
 from kvrelay.store.shelf import Shelf
 from kvrelay.store.transfers import Transfer, Way
-from kvrelay.types import PageName
+from kvrelay.types import PageName, SlotRef
 
 MAX_INCOMING = 1024
 """Open pushes on one link."""
@@ -141,25 +141,33 @@ class Inbound:
         incoming = self._incoming.get(message.transfer)
         if incoming is None:
             return  # refused or ended here; the sender has been told, or will be
-        wanted = [index for index in dict.fromkeys(message.indices) if self._want(incoming, index)]
+        wanted = self._want(incoming, list(dict.fromkeys(message.indices)))
         await self._link.send(PushWanted(transfer=message.transfer, indices=wanted), stall_s=self._stall_s)
 
-    def _want(self, incoming: Incoming, index: int) -> bool:
-        """Make room for a page that is lacking here; whether it should be sent."""
-        tokens, name, now = incoming.tokens(index), incoming.names[index], self._clock()
-        if self._keeper.catalog.find(name) is not None or not incoming.transfer.is_open:
-            return False
-        refs = self._keeper.catalog.grant(self._writer, incoming.shelf, 1, now)
-        if not refs:
-            self._keeper.transfers.give_up(incoming.transfer, [name], now)
-            return False
-        parent = self._keeper.catalog.find(incoming.names[index - 1]) if index else None
-        page = self._keeper.begin(self._writer, refs[0], name, tokens, parent, now)
-        assert page is not None  # granted one line above
+    def _want(self, incoming: Incoming, offered: list[int]) -> list[int]:
+        """Make room for the pages that are lacking here; which of them should be sent."""
+        catalog, now = self._keeper.catalog, self._clock()
+        tokens = {index: incoming.tokens(index) for index in offered}
+        lacking = [index for index in offered if catalog.find(incoming.names[index]) is None]
+        if not incoming.transfer.is_open:
+            return []
+        refs = catalog.grant(self._writer, incoming.shelf, len(lacking), now)
+        wanted, refused = lacking[: len(refs)], lacking[len(refs) :]
+        for index, ref in zip(wanted, refs, strict=True):
+            parent = catalog.find(incoming.names[index - 1]) if index else None
+            self._expect(incoming, index, ref, tokens[index], parent, now)
+        if refused:
+            self._keeper.transfers.give_up(incoming.transfer, [incoming.names[index] for index in refused], now)
+        return wanted
+
+    def _expect(
+        self, incoming: Incoming, index: int, ref: SlotRef, tokens: int, parent: Page | None, now: float
+    ) -> None:
+        page = self._keeper.begin(self._writer, ref, incoming.names[index], tokens, parent, now)
+        assert page is not None  # just granted
         self._keeper.catalog.pin(page, now)
         layers = incoming.shelf.arena.format.layers
         incoming.wanted[index] = Wanted(page, set(range(layers)), layers)
-        return True
 
     # ------------------------------------------------------------ payload
 
@@ -175,7 +183,7 @@ class Inbound:
         await self._link.recv_into([view for landing in landings for view in landing.views], stall_s=self._stall_s)
         self._keeper.counts.add("bytes_received", message.payload_bytes)
         self._keeper.transfers.received(incoming.transfer, message.payload_bytes, self._clock())
-        damaged = {landing.index for landing in landings if not self._verify(incoming, landing)}
+        damaged = self._verify(incoming, landings)
         self._keeper.progress(self._clock())
         if damaged:
             names = [incoming.names[index] for index in sorted(damaged)]
@@ -208,23 +216,29 @@ class Inbound:
             return Landing(index, layers, checksums, waste, None)
         return Landing(index, layers, checksums, arena.views(wanted.page.ref.slot, layers, tokens), wanted.page)
 
-    def _verify(self, incoming: Incoming, landing: Landing) -> bool:
-        """Publish segments that hold what their sender says; False when one does not."""
-        page = landing.page
-        if page is None:
-            return True
-        size = page.tokens * incoming.shelf.arena.format.token_layer_bytes
-        if [checksum for view in landing.views for checksum in checksums(view, size)] != landing.checksums:
+    def _verify(self, incoming: Incoming, landings: list[Landing]) -> set[int]:
+        """Publish the segments that hold what their sender says; the pages of the others, given up."""
+        arena = incoming.shelf.arena
+        taken = [(landing, landing.page) for landing in landings if landing.page is not None]
+        sound = [(landing, page) for landing, page in taken if _is_sound(arena, landing, page)]
+        arena.publish_segments(
+            [(page.ref, layer) for landing, page in sound for layer in landing.layers],
+            [checksum for landing, _ in sound for checksum in landing.checksums],
+        )
+        for landing, _ in sound:
+            self._verified(incoming, landing)
+        damaged = {landing.index for landing, _ in taken}.difference(landing.index for landing, _ in sound)
+        for index in damaged:
             self._keeper.counts.add("checksum_failures")
-            self._drop(incoming, landing.index)
-            return False
-        incoming.shelf.arena.publish_layers(page.ref, landing.layers, landing.checksums)
+            self._drop(incoming, index)
+        return damaged
+
+    def _verified(self, incoming: Incoming, landing: Landing) -> None:
         wanted = incoming.wanted.get(landing.index)
         if wanted is not None:
             wanted.unverified -= len(landing.layers)
             if wanted.unverified == 0:
                 self._complete(incoming, landing.index)
-        return True
 
     def _complete(self, incoming: Incoming, index: int) -> None:
         page = incoming.wanted.pop(index).page
@@ -255,3 +269,8 @@ class Inbound:
             self._keeper.transfers.fail(incoming.transfer, problem, now)
         else:
             self._keeper.no_more(incoming.transfer, now)
+
+
+def _is_sound(arena: Arena, landing: Landing, page: Page) -> bool:
+    size = page.tokens * arena.format.token_layer_bytes
+    return [checksum for view in landing.views for checksum in checksums(view, size)] == landing.checksums
