@@ -19,7 +19,7 @@ from kvrelay.types import WorkerInfo
 
 log = logging.getLogger("kvrelay.router")
 
-_NOT_OFFERED = frozenset({401, 403, 404, 405, 501})
+_NOT_OFFERED = frozenset({403, 404, 405, 501})
 """Statuses of a worker without ``--enable-scale-out``."""
 
 MAX_COMPARED = 1024

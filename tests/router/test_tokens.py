@@ -175,10 +175,13 @@ async def test_trust_in_one_model_is_none_in_another(cluster: Cluster) -> None:
     assert len(cluster.workers["p1"].calls) + len(cluster.workers["d1"].calls) == before + 2
 
 
-async def test_a_worker_that_cannot_render_yet_is_asked_again_and_nothing_is_used_meanwhile(cluster: Cluster) -> None:
+@pytest.mark.parametrize("status", [401, 500])
+async def test_a_worker_that_cannot_render_yet_is_asked_again_and_nothing_is_used_meanwhile(
+    cluster: Cluster, status: int
+) -> None:
     await cluster.join(store())
-    prefill = await cluster.add("p1", Role.PREFILL, render_status=500, checked=False)
-    decode = await cluster.add("d1", Role.DECODE, render_status=500, checked=False)
+    prefill = await cluster.add("p1", Role.PREFILL, render_status=status, checked=False)
+    decode = await cluster.add("d1", Role.DECODE, render_status=status, checked=False)
     await cluster.complete()
     assert (prefill.bodies(), decode.bodies()) == ([], [{"model": "tiny", "prompt": "Hello, you"}])
     prefill.calls.clear()
