@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -11,7 +12,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from kvrelay import __version__
 from kvrelay.cli import app
+from kvrelay.cli.up import _example
 from kvrelay.deploy.ports import free_port
 from kvrelay.deploy.tiny import make_tiny
 
@@ -24,8 +27,8 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path / "cache"
 
 
-def kvrelay(*arguments: str, cache: Path | None = None) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
+def kvrelay(*arguments: str, cache: Path | None = None, columns: int = 200) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "COLUMNS": str(columns), "NO_COLOR": "1", "TERM": "dumb"}
     if cache is not None:
         environment["XDG_CACHE_HOME"] = str(cache)
     command = [sys.executable, "-m", "kvrelay", *arguments]
@@ -55,8 +58,104 @@ def test_an_unknown_key_of_the_configuration_gets_the_nearest_one(tmp_path: Path
 def test_a_value_out_of_range_is_refused_by_its_name() -> None:
     result = kvrelay("up", "--port", "99999")
     assert result.returncode == 1
-    assert "<= 65535" in result.stderr
-    assert "router.port" in result.stderr
+    assert "--port (router.port): expected int <= 65535" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("toml", "text"),
+    [
+        ("[router]\nport = 'x'\n", "router.port: expected int, got str"),
+        ("[model]\ndtype = 'fp8'\n", "model.dtype: expected auto or bfloat16 or float32"),
+        ("[router\n", "not valid TOML"),
+        ("[router]\nprot = 1\n", "unknown key 'router.prot'; did you mean 'port'?"),
+    ],
+)
+def test_an_error_in_the_configuration_names_the_file_and_the_key(tmp_path: Path, toml: str, text: str) -> None:
+    file = tmp_path / "kvrelay.toml"
+    file.write_text(toml)
+    result = kvrelay("up", "--config", str(file))
+    assert result.returncode == 1
+    assert f"{file}: {text}" in result.stderr
+
+
+def test_an_unknown_dtype_is_refused_before_anything_starts() -> None:
+    result = kvrelay("up", "--dtype", "fp8")
+    assert result.returncode == 1
+    assert result.stdout == ""
+    assert "--dtype (model.dtype): expected auto or bfloat16 or float32" in result.stderr
+
+
+@pytest.mark.parametrize("missing", ["model.safetensors", "tokenizer.json"])
+def test_a_model_folder_without_a_part_is_refused_before_anything_starts(tmp_path: Path, missing: str) -> None:
+    model = make_tiny(tmp_path / "tiny")
+    (model / missing).unlink()
+    result = kvrelay("up", "--port", "0", "--model", str(model))
+    assert result.returncode == 1
+    assert result.stdout == "Stopped.\n" or result.stdout == ""
+    assert f"the model folder {model} has no " in result.stderr
+
+
+def test_more_workers_than_cores_are_warned_of() -> None:
+    result = kvrelay("up", "--prefill", "60", "--decode", "60", "--model", "/no/such/folder")
+    assert re.search(r"warning: 120 workers share \d+ cores", result.stderr)
+
+
+def test_the_version_is_told() -> None:
+    assert kvrelay("--version").stdout == f"kvrelay {__version__}\n"
+
+
+@pytest.mark.parametrize("address", ["foo", "foo:", ":7080", "http://h:7080", "h:99999"])
+def test_a_router_that_is_no_address_is_refused_at_once(tmp_path: Path, address: str) -> None:
+    flags = ["--key-file", str(_key(tmp_path)), "--router", address]
+    for command in (
+        ["worker", "--store-socket", "s", "--model", str(make_tiny(tmp_path / "m"))],
+        ["store", "--socket", "s"],
+    ):
+        result = kvrelay(*command, *flags)
+        assert result.returncode == 1
+        assert f"--router {address} is not HOST:PORT" in result.stderr
+
+
+def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    key = _key(tmp_path)
+    key.chmod(0o640)
+    result = kvrelay("store", "--socket", str(tmp_path / "s"), "--key-file", str(key))
+    assert result.returncode == 1
+    assert f"the key file {key} is open to other users; run: chmod 600 {key}" in result.stderr
+
+
+def test_a_store_makes_its_folder_and_is_named_after_its_socket(tmp_path: Path) -> None:
+    socket_path = tmp_path / "new" / "near.sock"
+    command = [
+        sys.executable,
+        "-m",
+        "kvrelay",
+        "store",
+        "--socket",
+        str(socket_path),
+        "--key-file",
+        str(_key(tmp_path)),
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as store:
+        assert store.stdout is not None
+        line = store.stdout.readline()
+        store.terminate()
+    assert line.startswith(f"kvrelay ready: store near at {socket_path},")
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
+
+
+def _key(folder: Path) -> Path:
+    key = folder / "key"
+    key.write_bytes(b"k" * 32)
+    key.chmod(0o600)
+    return key
+
+
+@pytest.mark.parametrize("wants_key", [False, True])
+def test_the_suggestions_have_a_place_for_the_key_where_one_is_needed(wants_key: bool) -> None:
+    text = _example("http://h:1", "m", wants_key)
+    assert ("ask --url http://h:1 --api-key KEY 'What" in text) is wants_key
+    assert ("-H 'Authorization: Bearer KEY'" in text) is wants_key
 
 
 def test_a_missing_configuration_file_is_named(tmp_path: Path) -> None:
@@ -122,3 +221,13 @@ def test_the_doctor_knows_who_holds_a_port() -> None:
         sock.listen()
         result = kvrelay("doctor")
     assert f"in use by pid {os.getpid()}" in result.stdout
+    assert "choose another with router.control_port" in result.stdout
+
+
+def test_the_doctor_leaves_a_long_path_whole_in_a_narrow_window(tmp_path: Path) -> None:
+    model = make_tiny(tmp_path / ("a-long-name-" * 8) / "tiny")
+    file = tmp_path / "kvrelay.toml"
+    file.write_text(f"[model]\npath = '{model}'\n")
+    result = kvrelay("doctor", "--config", str(file), columns=80)
+    assert str(model.resolve()) in result.stdout
+    assert all(line == line.rstrip() for line in result.stdout.splitlines())

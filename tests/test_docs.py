@@ -139,6 +139,7 @@ def test_the_example_of_a_store_without_vllm_runs(tmp_path: Path) -> None:
         fence["body"] for fence in FENCE.finditer((DOCS / "index.md").read_text()) if "StoreClient(" in fence[0]
     )
     (tmp_path / "key").write_bytes(b"k" * 32)
+    (tmp_path / "key").chmod(0o600)
     command = [sys.executable, "-m", "kvrelay", "store", "--socket", "store.sock", "--key-file", "key"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as store:
         try:

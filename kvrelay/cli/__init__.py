@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
+from kvrelay import __version__
 from kvrelay.cli.ask import ask
 from kvrelay.cli.demo import demo
 from kvrelay.cli.doctor import doctor
@@ -20,6 +23,23 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"kvrelay {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _program(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and end.")
+    ] = False,
+) -> None:
+    pass
+
+
 for command in (up, ask, demo, doctor, store, router, worker):
     app.command()(command)
 app.add_typer(model, name="model")

@@ -7,13 +7,14 @@ from typing import Annotated
 import typer
 
 from kvrelay.cli.chat import ChatClient
-from kvrelay.cli.terminal import console, run
+from kvrelay.cli.prose import Prose
+from kvrelay.cli.terminal import INTERRUPTED, console, run, show
 from kvrelay.cli.timeline import draw
 
 
 def ask(
     question: Annotated[str, typer.Argument(help="What to ask.", show_default=False)],
-    url: Annotated[str, typer.Option(help="Where the router is.")] = "http://127.0.0.1:8000",
+    url: Annotated[str, typer.Option(help="Where the router is, with or without /v1.")] = "http://127.0.0.1:8000",
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 200,
     api_key: Annotated[
         str, typer.Option(envvar="KVRELAY_API_KEY", help="Bearer token, when the router wants one.", show_default=False)
@@ -26,13 +27,18 @@ def ask(
 
     Example:  kvrelay ask "What is the capital of France?" --max-tokens 50
     """
-    run(ask_and_draw(url, question, max_tokens=max_tokens, api_key=api_key))
+    if run(ask_and_draw(url, question, max_tokens=max_tokens, api_key=api_key)):
+        raise typer.Exit(INTERRUPTED)
 
 
 async def ask_and_draw(url: str, question: str, *, max_tokens: int, api_key: str = "") -> None:
     async with ChatClient(url, api_key) as client:
-        async for piece in client.ask(question, max_tokens=max_tokens):
-            console.out(piece, end="", highlight=False)
-        console.print("\n")
+        prose = Prose(console.file, console.width)
+        try:
+            async for piece in client.ask(question, max_tokens=max_tokens):
+                prose.write(piece)
+        finally:
+            prose.end()  # an error, or the shell's prompt, begins on a line of its own
+        console.print()
         if client.request_id:
-            console.print(draw(await client.timeline()))
+            show(draw(await client.timeline()))

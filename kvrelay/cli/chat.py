@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import json
+import urllib.parse
 from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Any
 
 import aiohttp
 
-from kvrelay.errors import Lost, Refused
+from kvrelay.deploy.command import program
+from kvrelay.errors import Lost, Misconfigured, Refused
 
 _TIMEOUT = aiohttp.ClientTimeout(total=600, connect=5)
 
 
 class ChatClient:
-    """``async with ChatClient(url) as client``. Raises ``Lost`` when nobody answers, ``Refused`` on an error answer."""
+    """``async with ChatClient(url) as client``. Raises ``Misconfigured`` when ``url`` is none, ``Lost`` when
+    nobody answers, ``Refused`` on an error answer."""
 
     def __init__(self, url: str, api_key: str = "") -> None:
-        self._url = url.rstrip("/")
+        self._url = _base(url)
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self.request_id = ""
         """Id of the last question."""
@@ -67,7 +70,11 @@ class ChatClient:
                     if piece:
                         yield piece
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise Lost(f"the answer of {self._url} broke off: {error}") from error
+            raise self._broken_off() from error
+        raise self._broken_off()  # the stream ended without its end mark
+
+    def _broken_off(self) -> Lost:
+        return Lost(f"the answer broke off: the router at {self._url} is gone; ask again once it is back")
 
     async def _get(self, path: str) -> dict[str, Any]:
         try:
@@ -76,11 +83,26 @@ class ChatClient:
                 answer: dict[str, Any] = await response.json()
                 return answer
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise Lost(f"nothing answers at {self._url} ({error}); start a cluster: kvrelay up") from error
+            raise Lost(f"nothing answers at {self._url}; start a cluster: {program()} up") from error
+        except ValueError as error:
+            raise Lost(
+                f"what answers at {self._url} is no router of kvrelay; give --url the one of a cluster"
+            ) from error
 
     async def _check(self, response: aiohttp.ClientResponse) -> None:
+        if response.status == 401:
+            wrong = "does not know this API key" if "Authorization" in self._headers else "wants an API key"
+            raise Refused(f"the router at {self._url} {wrong}; give one with --api-key KEY or KVRELAY_API_KEY")
         if response.status != 200:
             raise Refused(f"{response.url.path} answered {response.status}: {_message(await response.text())}")
+
+
+def _base(url: str) -> str:
+    """``url`` without the /v1 that other clients want at its end."""
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise Misconfigured(f"--url {url} is no URL; it looks like http://127.0.0.1:8000")
+    return url.rstrip("/").removesuffix("/v1")
 
 
 def _piece(line: bytes) -> str | None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 
 import msgspec
+import typer
+from rich.text import Text
 
 from kvrelay.cli.ask import ask_and_draw
 from kvrelay.cli.model import fetch_with_progress
 from kvrelay.cli.startup import StartupView
-from kvrelay.cli.terminal import console, run
+from kvrelay.cli.terminal import INTERRUPTED, announce_stop, console, run, show
 from kvrelay.config import Config, RouterConfig
+from kvrelay.deploy.command import program
 from kvrelay.deploy.local import LocalCluster
 
 _QUESTION = (
@@ -25,6 +28,10 @@ _QUESTION = (
     "prompt to the one that writes the answer."
 )
 _MAX_TOKENS = 96
+_PLAN = (
+    "kvrelay starts two vLLM workers, has one of them read a question and the other answer it, draws where the time "
+    "went, and stops: about 40 s on two cores."
+)
 
 
 def demo() -> None:
@@ -35,19 +42,27 @@ def demo() -> None:
     Example:  kvrelay demo
     """
     started = time.monotonic()
+    show(_PLAN)
     console.rule("1  model")
     fetch_with_progress(console)
-    run(_answer())
-    console.print(f"\nThe whole demo took {time.monotonic() - started:.0f} s. Next: kvrelay up")
+    view = StartupView(console)
+
+    def stopping() -> None:
+        view.close()
+        announce_stop()
+
+    if run(_answer(view), stopping):
+        raise typer.Exit(INTERRUPTED)
+    console.print(f"\nThe whole demo took {time.monotonic() - started:.0f} s. Next: {program()} up")
 
 
-async def _answer() -> None:
+async def _answer(view: StartupView) -> None:
     config = msgspec.structs.replace(Config(), router=RouterConfig(port=0, control_port=0))
     console.rule("2  store, router, one prefill worker, one decode worker")
-    with StartupView(console) as view:
+    with view:
         async with LocalCluster(config, on_progress=view.update) as cluster:
             view.close()
             console.rule("3  a question")
-            console.print(_QUESTION, markup=False)
+            show(Text(_QUESTION))
             console.rule("4  its answer, and where the time went")
             await ask_and_draw(cluster.url, _QUESTION, max_tokens=_MAX_TOKENS)

@@ -18,7 +18,7 @@ from kvrelay.cli.terminal import console, reported
 from kvrelay.config import Config
 from kvrelay.deploy import cores
 from kvrelay.deploy.command import program
-from kvrelay.deploy.model import DEFAULT_MODEL, model_path
+from kvrelay.deploy.model import model_path
 from kvrelay.deploy.ports import CONTROL_PORT, holder, is_free
 from kvrelay.errors import Misconfigured
 from kvrelay.types import Value

@@ -8,12 +8,13 @@ from typing import Annotated
 
 import typer
 
-from kvrelay.cli.settings import ConfigFile, KeyFile, Model, load
+from kvrelay.cli.settings import ConfigFile, KeyFile, Model, check_addresses, load
 from kvrelay.cli.terminal import reported, run
 from kvrelay.deploy.key import read_key
 from kvrelay.deploy.model import model_path
 from kvrelay.deploy.ports import CONTROL_PORT, free_port, require_free
 from kvrelay.deploy.progress import READY_MARK
+from kvrelay.errors import Misconfigured
 from kvrelay.types import Role, StoreInfo, WorkerInfo
 
 Routers = Annotated[
@@ -30,7 +31,9 @@ def _ready(text: str) -> None:
 def store(
     socket: Annotated[Path, typer.Option(help="Unix socket for this node's workers.")],
     key_file: KeyFile,
-    name: Annotated[str, typer.Option(help="Name, unique in the cluster.")] = "store-0",
+    name: Annotated[
+        str, typer.Option(help="Name, unique in the cluster. Default: the socket's name without .sock.")
+    ] = "",
     router: Routers = None,
     config: ConfigFile = None,
 ) -> None:
@@ -39,14 +42,22 @@ def store(
     Example:  kvrelay store --socket /run/kvrelay/store.sock --key-file key --router 10.0.0.1:7080
     """
     with reported():
-        settings, key = load(config), read_key(key_file)
+        settings, key, routers = load(config), read_key(key_file), check_addresses("--router", router)
         require_free(settings.store.peer_host, settings.store.peer_port, "store.peer_port in the configuration file")
+        _make_folder(socket.parent)
     from kvrelay.store.daemon import run_store
 
     def ready(info: StoreInfo) -> None:
         _ready(f"store {info.name} at {socket}, {info.capacity_bytes} bytes, peers at {info.address}")
 
-    run(run_store(settings, name=name, socket_path=socket, key=key, routers=tuple(router or ()), ready=ready))
+    run(run_store(settings, name=name or socket.stem, socket_path=socket, key=key, routers=routers, ready=ready))
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise Misconfigured(f"cannot make the folder {folder} for --socket: {error.strerror}") from error
 
 
 def router(
@@ -79,7 +90,7 @@ def worker(
     role: Annotated[Role | None, typer.Option(help="prefill, decode or both. Default both.")] = None,
     model: Model = "",
     router: Routers = None,
-    store_name: Annotated[str, typer.Option(help="Name of the store. Default: the socket's name.")] = "",
+    store_name: Annotated[str, typer.Option(help="Name of the store. Default: the socket's name without .sock.")] = "",
     host: Annotated[str, typer.Option(help="Address of the engine. Default 127.0.0.1.", show_default=False)] = "",
     port: Annotated[int, typer.Option(help="Port of the engine; 0 takes a free one.")] = 0,
     advertise: Annotated[
@@ -101,6 +112,7 @@ def worker(
     with reported():
         given = {"role": role and role.value, "host": host, "advertise": advertise, "cpus": cpus}
         settings = load(config, worker=given, model={"path": model})
+        routers = check_addresses("--router", router)
         kind = settings.worker.role or Role.BOTH
         require_free(settings.worker.host, port, "--port")
         port = port or free_port(settings.worker.host)
@@ -108,7 +120,7 @@ def worker(
             name=name or f"{kind}-{port}",
             role=kind,
             model_path=model_path(settings.model.path),
-            routers=tuple(router or ()),
+            routers=routers,
             store=store_name or store_socket.stem,
             store_socket=store_socket.absolute(),
             key_file=key_file.absolute(),

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from kvrelay.config import Config, parse
+from kvrelay.config import Config, explain, parse
 from kvrelay.errors import Misconfigured
 
 ConfigFile = Annotated[
@@ -18,22 +18,51 @@ Model = Annotated[
     str, typer.Option("--model", help="Hugging Face folder, or the name of a fetched model.", show_default=False)
 ]
 KeyFile = Annotated[Path, typer.Option("--key-file", help="File with the cluster's shared key.", show_default=False)]
+_FLAGS = {"model.path": "--model"}
+"""Flags that are not called like their key."""
 
 
 def load(path: Path | None, **sections: dict[str, Any]) -> Config:
     """The configuration in ``path`` with ``sections`` over it; None values are left out. Raises ``Misconfigured``."""
-    config = parse(_read(path)) if path is not None else Config()
+    config = _parsed(path) if path is not None else Config()
     tree = msgspec.to_builtins(config)
     for section, values in sections.items():
         tree[section] |= {key: value for key, value in values.items() if value not in (None, "")}
     try:
         return msgspec.convert(tree, Config)
     except msgspec.ValidationError as error:
-        raise Misconfigured(str(error)) from error
+        raise Misconfigured(_name_flag(explain(str(error)), sections)) from error
+
+
+def _name_flag(problem: str, sections: dict[str, dict[str, Any]]) -> str:
+    """``problem``, which begins with a key, with the flag that set it in front."""
+    key, _, what = problem.partition(": ")
+    section, _, name = key.partition(".")
+    if sections.get(section, {}).get(name) in (None, ""):
+        return problem
+    return f"{_FLAGS.get(key, '--' + name.replace('_', '-'))} ({key}): {what}"
+
+
+def _parsed(path: Path) -> Config:
+    text = _read(path)
+    try:
+        return parse(text)
+    except Misconfigured as error:
+        raise Misconfigured(f"{path}: {error}") from error
+
+
+def check_addresses(flag: str, addresses: list[str] | None) -> tuple[str, ...]:
+    """``addresses`` as given with ``flag``. Raises ``Misconfigured`` unless each is HOST:PORT."""
+    for address in addresses or ():
+        host, colon, port = address.rpartition(":")
+        if not (host and colon and port.isdecimal() and 0 < int(port) < 1 << 16) or "/" in host:
+            raise Misconfigured(f"{flag} {address} is not HOST:PORT; it looks like 127.0.0.1:7080")
+    return tuple(addresses or ())
 
 
 def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise Misconfigured(f"cannot read the configuration file {path}: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise Misconfigured(f"cannot read the configuration file {path}: {reason}") from error

@@ -23,6 +23,7 @@ class StartupView:
         self._rows: dict[str, Progress] = {}
         self._finished_s: dict[str, float] = {}
         self._started = time.monotonic()
+        self._closed = False
         self._live = Live(get_renderable=self._table, console=console, refresh_per_second=4, transient=False)
 
     def __repr__(self) -> str:
@@ -43,7 +44,8 @@ class StartupView:
         self.close()
 
     def close(self) -> None:
-        """Leave the table as it is; safe to call twice."""
+        """Leave the table, and its clocks, as they are; safe to call twice."""
+        self._closed = True
         if self._live.is_started:
             self._live.stop()
 
@@ -51,7 +53,7 @@ class StartupView:
         self._rows[name] = progress
         if progress.ready:
             self._finished_s[name] = self.elapsed_s
-        if not self._console.is_terminal:
+        if not self._console.is_terminal and not self._closed:
             self._console.print(f"{self.elapsed_s:6.1f} s  {name}: {progress.text}", markup=False)
 
     def _table(self) -> Table:

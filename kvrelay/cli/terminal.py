@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from kvrelay.errors import KvrelayError
+
+INTERRUPTED = 130
+"""Exit status of a command that Ctrl-C ended before it was done."""
 
 console = Console(highlight=False)
 errors = Console(stderr=True, highlight=False)
@@ -28,21 +31,42 @@ def reported() -> Iterator[None]:
         raise typer.Exit(1) from error
 
 
-def run(work: Coroutine[Any, Any, None]) -> None:
-    """Run ``work`` until it ends or a person or a supervisor stops it; its cleanup always runs to its end."""
+def show(what: RenderableType) -> None:
+    """Print ``what``; into a pipe or a file without the blanks that pad tables and wrapped lines."""
+    if console.is_terminal:
+        console.print(what)
+        return
+    with console.capture() as captured:
+        console.print(what)
+    lines = captured.get().splitlines()
+    console.file.write("".join(f"{line.rstrip()}\n" for line in lines))
+
+
+def announce_stop() -> None:
+    """Say at once that Ctrl-C was heard: the cleanup may take seconds."""
+    console.print("Stopping ... (Ctrl-C again kills at once)")
+
+
+def run(work: Coroutine[Any, Any, None], on_stop: Callable[[], None] = lambda: None) -> bool:
+    """Run ``work`` until it ends, or a person or a supervisor stops it: True then. Its cleanup always runs to its end.
+
+    ``on_stop`` is called the moment that the stop is heard. A second one cancels what is left of the cleanup.
+    """
     with reported():
-        asyncio.run(_until_stopped(work))
+        return asyncio.run(_until_stopped(work, on_stop))
 
 
-async def _until_stopped(work: Coroutine[Any, Any, None]) -> None:
+async def _until_stopped(work: Coroutine[Any, Any, None], on_stop: Callable[[], None]) -> bool:
     task = asyncio.ensure_future(work)
     loop = asyncio.get_running_loop()
-    stopped = False
+    stops = 0
 
     def stop() -> None:
-        nonlocal stopped
-        if not stopped:  # a second Ctrl-C must not interrupt the cleanup that the first one started
-            stopped = True
+        nonlocal stops
+        stops += 1
+        if stops == 1:
+            on_stop()
+        if stops <= 2:  # the first begins the cleanup, the second cuts its waits short, further ones change nothing
             task.cancel()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -50,5 +74,6 @@ async def _until_stopped(work: Coroutine[Any, Any, None]) -> None:
     try:
         await task
     except asyncio.CancelledError:
-        if not stopped:
+        if not stops:
             raise
+    return stops > 0

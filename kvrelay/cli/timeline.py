@@ -40,7 +40,10 @@ _LOOKS = {
     "transfer, exposed": ("▒", "magenta"),
     "first token": ("▓", "yellow"),
     "decode": ("=", "green"),
+    "prefill and decode": ("=", "green"),
 }
+_TICKS = 10_000
+"""Times are shown in tenths of a millisecond: phases that are rounded where they meet add up to the total."""
 
 
 def phases(record: Mapping[str, Any]) -> list[Phase]:
@@ -63,32 +66,56 @@ def phases(record: Mapping[str, Any]) -> list[Phase]:
 def _cuts(events: Mapping[str, float], *, split: bool) -> list[tuple[str, float | None]]:
     """Each phase with the moment at which it ends; None when that moment was not seen."""
     first, finished = events.get("first_token"), events.get("finished")
+    if not split and first is None:
+        return [("route", events.get("decode_sent")), ("prefill and decode", finished)]
     if not split:
         return [("route", events.get("decode_sent")), ("prefill", first), ("decode", finished)]
+    queue = [("route", events.get("prefill_sent")), ("queue", events.get("prefill_started"))]
+    if _overtaken(events):
+        return [*queue, ("prefill", first), ("decode", finished)]
+    loaded = events.get("loaded")
+    if loaded is not None and first is not None and loaded > first:
+        loaded = None  # heard late: D cannot have written before it had loaded
     return [
-        ("route", events.get("prefill_sent")),
-        ("queue", events.get("prefill_started")),
+        *queue,
         ("prefill", events.get("prefill_finished")),
-        ("transfer, exposed", events.get("loaded")),
+        ("transfer, exposed", loaded),
         ("first token", first),
         ("decode", finished),
     ]
 
 
+def _overtaken(events: Mapping[str, float]) -> bool:
+    """D's first token was here before P's own answer, so nobody saw when the prefill ended."""
+    return events.get("first_token", float("inf")) < events.get("prefill_finished", 0.0)
+
+
 def _notes(record: Mapping[str, Any]) -> dict[str, str]:
     prompt, cached = record.get("prompt_tokens") or 0, record.get("cached_tokens") or 0
-    output, transfer = record.get("output_tokens") or 0, record.get("transfer") or {}
     remote = record.get("path") == "remote_prefill"
     decoder = record.get("decode_worker")
     worker = record.get("prefill_worker") if remote else decoder
+    until = "; it ends with D's first token" if remote and _overtaken(record.get("events", {})) else ""
     return {
         "route": "tokenise, name the pages, choose the workers",
         "queue": f"wait at {worker}",
-        "prefill": f"{prompt} tokens on {worker}, {cached} of them cached",
+        "prefill": f"{prompt} tokens on {worker}, {cached} of them cached{until}",
         "transfer, exposed": "the part of the hand-off that nothing hides",
-        "first token": f"{transfer.get('loaded_tokens') or 0} tokens loaded by {decoder}, the rest computed",
-        "decode": f"{output} tokens on {decoder}",
+        "first token": _loaded(record),
+        "decode": f"{record.get('output_tokens') or 0} tokens on {decoder}",
+        "prefill and decode": f"{prompt} tokens read, {record.get('output_tokens') or 0} written by {decoder}",
     }
+
+
+def _loaded(record: Mapping[str, Any]) -> str:
+    """What D had to do before its first token, as far as it is known: D always computes the prompt's last token."""
+    decoder, prompt = record.get("decode_worker"), record.get("prompt_tokens") or 0
+    loaded = (record.get("transfer") or {}).get("loaded_tokens") or 0
+    if loaded == 0:
+        return f"{decoder} loaded nothing: it had the tokens or computed them"
+    if loaded >= prompt - 1:
+        return f"{decoder} loaded the prompt, computed its end"
+    return f"{decoder} loaded {loaded} of {prompt} tokens; it had or computed the others"
 
 
 def cells(parts: list[Phase], width: int) -> list[int]:
@@ -115,7 +142,10 @@ def draw(record: Mapping[str, Any]) -> RenderableType:
     lines: list[RenderableType] = [_headline(record, parts), bar]
     if (hand_off := _hand_off(record, parts, widths)) is not None:
         lines.append(hand_off)
-    return Group(*lines, _legend(record, parts))
+    lines.append(_legend(parts))
+    if (moved := _moved(record, parts)) is not None:
+        lines.append(moved)
+    return Group(*lines)
 
 
 def _headline(record: Mapping[str, Any], parts: list[Phase]) -> Text:
@@ -129,37 +159,48 @@ def _hand_off(record: Mapping[str, Any], parts: list[Phase], widths: list[int]) 
     """A second row: where the transfer ran, under the prefill that hides it and beyond."""
     hidden_s = (record.get("transfer") or {}).get("hidden_s") or 0.0
     by_name = {part.name: (part, width) for part, width in zip(parts, widths, strict=True)}
-    if "prefill" not in by_name or "transfer, exposed" not in by_name:
+    if "prefill" not in by_name or not record.get("transfer"):
         return None
     prefill, prefill_cells = by_name["prefill"]
     before = sum(widths[: parts.index(prefill)])
     hidden = round(prefill_cells * min(1.0, hidden_s / prefill.seconds)) if prefill.seconds else 0
     glyph, colour = _LOOKS["transfer, exposed"]
     row = Text(" " * before).append("-" * hidden, style=colour)
-    row.append(" " * (prefill_cells - hidden)).append(glyph * by_name["transfer, exposed"][1], style=colour)
-    return row if row.plain.strip() else None
+    if "transfer, exposed" in by_name:
+        row.append(" " * (prefill_cells - hidden)).append(glyph * by_name["transfer, exposed"][1], style=colour)
+    row.rstrip()
+    return row if row.plain else None
 
 
-def _legend(record: Mapping[str, Any], parts: list[Phase]) -> Table:
+def _legend(parts: list[Phase]) -> Table:
     table = Table.grid(padding=(0, 1))
     table.add_column()
-    table.add_column()
+    table.add_column(no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
     table.add_column()
     for part in parts:
-        table.add_row(Text(part.glyph * 2, style=part.colour), part.name, _ms(part.seconds), part.note)
-        transfer = record.get("transfer")
-        if part.name == "prefill" and transfer:
-            hidden = _ms(transfer.get("hidden_s") or 0.0)
-            table.add_row(Text("--", style="magenta"), "transfer, hidden", hidden, _moved(transfer))
+        table.add_row(Text(part.glyph * 2, style=part.colour), part.name, _ms(part.start_s, part.end_s), part.note)
+    if parts:
+        table.add_row("", "total", _ms(parts[0].start_s, parts[-1].end_s), "")
     return table
 
 
-def _moved(transfer: Mapping[str, Any]) -> str:
+def _moved(record: Mapping[str, Any], parts: list[Phase]) -> Text | None:
+    """What went on below the phases: it is no phase of its own, so it adds nothing to the total."""
+    transfer = record.get("transfer")
+    if not transfer:
+        return None
     size_bytes = transfer.get("bytes") or 0
+    computed_s = sum(part.seconds for part in parts if part.name == "prefill")
+    hidden_s = min(computed_s, transfer.get("hidden_s") or 0.0)
     way = f"{size_bytes / 1e6:,.1f} MB over the wire" if size_bytes else "in shared memory"
-    return f"{way}, under the prefill"
+    text = Text("-- ", style="magenta")
+    return text.append(
+        f"hand-off, hidden: for {_ms(0.0, hidden_s)} layers were handed over ({way}) while the prompt was computed",
+        style="default",
+    )
 
 
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1000:,.1f} ms"
+def _ms(start_s: float, end_s: float) -> str:
+    ticks = round(max(start_s, end_s) * _TICKS) - round(start_s * _TICKS)
+    return f"{ticks / (_TICKS / 1000):,.1f} ms"

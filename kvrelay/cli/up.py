@@ -10,8 +10,10 @@ import typer
 
 from kvrelay.cli.settings import ConfigFile, Model, load
 from kvrelay.cli.startup import StartupView
-from kvrelay.cli.terminal import console, reported, run
+from kvrelay.cli.terminal import announce_stop, console, errors, reported, run
 from kvrelay.config import Config
+from kvrelay.deploy import cores
+from kvrelay.deploy.command import program
 from kvrelay.deploy.local import LocalCluster
 
 
@@ -37,22 +39,35 @@ def up(
     cluster = {"prefill": prefill, "decode": decode, "colocated": colocated, "stores": stores}
     with reported():
         settings = load(config, cluster=cluster, router={"port": port}, model={"path": model, "dtype": dtype})
-    run(_serve(settings))
+    _warn_of_few_cores(settings)
+    view = StartupView(console)
+
+    def stopping() -> None:
+        view.close()
+        announce_stop()
+
+    run(_serve(settings, view), stopping)
     console.print("Stopped.")
 
 
-async def _serve(config: Config) -> None:
-    with StartupView(console) as view:
+def _warn_of_few_cores(config: Config) -> None:
+    have = len(cores.parse(config.worker.cpus) if config.worker.cpus else cores.available())
+    want = config.cluster.prefill + config.cluster.decode + config.cluster.colocated
+    if want > have:
+        what = f"warning: {want} workers share {have} cores, so each is slower; an engine wants a core of its own"
+        errors.print(what, style="yellow", soft_wrap=True)
+
+
+async def _serve(config: Config, view: StartupView) -> None:
+    with view:
         async with LocalCluster(config, on_progress=view.update) as cluster:
             view.close()
             console.print(f"\n[bold green]Serving[/bold green] at [bold]{cluster.url}[/bold] ({view.elapsed_s:.1f} s)")
-            console.print(f"Logs: {cluster.run.logs}\n\nTry, in another terminal:\n", markup=False)
-            console.print(_example(cluster.url, served_name(cluster)), markup=False, soft_wrap=True)
+            console.print(f"Logs: {cluster.run.logs}\n\nTry, in another terminal:\n", markup=False, soft_wrap=True)
+            wants_key = bool(config.router.api_keys)
+            console.print(_example(cluster.url, served_name(cluster), wants_key), markup=False, soft_wrap=True)
             console.print("\nCtrl-C ends it.")
-            try:
-                await cluster.wait()
-            finally:
-                console.print("Stopping ...")
+            await cluster.wait()
 
 
 def served_name(cluster: LocalCluster) -> str:
@@ -60,9 +75,11 @@ def served_name(cluster: LocalCluster) -> str:
     return cluster.config.model.name or Path(cluster.model).name
 
 
-def _example(url: str, model: str) -> str:
+def _example(url: str, model: str, wants_key: bool) -> str:
+    option = " --api-key KEY" if wants_key else ""
+    header = " -H 'Authorization: Bearer KEY'" if wants_key else ""
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": "What is a KV cache?"}]})
     return (
-        f"  kvrelay ask --url {url} 'What is a KV cache?'\n\n"
-        f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'"
+        f"  {program()} ask --url {url}{option} 'What is a KV cache?'\n\n"
+        f"  curl {url}/v1/chat/completions{header} -H 'Content-Type: application/json' -d '{body}'"
     )

@@ -9,17 +9,22 @@ from pathlib import Path
 from kvrelay.errors import Misconfigured
 
 _SHORTEST_BYTES = 16
+_OTHERS = 0o077
+"""Permissions of everybody but the owner."""
 
 
 def read_key(path: Path) -> bytes:
     """The key: the file's bytes, as they are. Raises ``Misconfigured``."""
     try:
-        key = path.read_bytes()
+        key, mode = path.read_bytes(), path.stat().st_mode
     except OSError as error:
         raise Misconfigured(f"cannot read the key file {path}: {error.strerror}") from error
+    if mode & _OTHERS:
+        raise Misconfigured(f"the key file {path} is open to other users; run: chmod 600 {path}")
     if len(key) < _SHORTEST_BYTES:
         raise Misconfigured(
-            f"the key in {path} is shorter than {_SHORTEST_BYTES} bytes; run: openssl rand -hex 32 > {path}"
+            f"the key in {path} is shorter than {_SHORTEST_BYTES} bytes; "
+            f"run: (umask 077; head -c 32 /dev/urandom > {path})"
         )
     return key
 

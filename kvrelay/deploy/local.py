@@ -257,5 +257,7 @@ def _obituary(name: str, exit_status: str, log: Path) -> str:
     quoted = error_lines(log, _QUOTED_LINES)
     if not quoted:
         return f"{name} died ({exit_status}); no error is in its log, {log}"
-    said = "\n".join(f"  {line[:_QUOTED_CHARS]}" for line in quoted)
-    return f"{name} died ({exit_status}). Errors in its log, {log}:\n{said}\n{name} died: {quoted[0][:_QUOTED_CHARS]}"
+    said = [line[:_QUOTED_CHARS] for line in quoted]
+    listed = "\n".join(f"  {line}" for line in said)
+    cause = exit_status if exit_status.startswith("killed") else said[0]
+    return f"{name} died ({exit_status}). Errors in its log, {log}:\n{listed}\n{name} died: {cause}"

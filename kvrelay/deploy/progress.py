@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import re
 from pathlib import Path
 
@@ -38,7 +39,7 @@ _MILESTONES: tuple[tuple[str, float, str], ...] = (
     ("Starting vLLM server", 0.97, "waiting for its health check"),
     (READY_MARK, 1.0, "serving"),
 )
-_ERROR = re.compile(r"(?:^|\] |\) |\.)([A-Z]\w*(?:Error|Exception): \S.*)")
+_ERROR = re.compile(r"(?:^|\] |\) |\.)((?:error|[A-Z]\w*(?:Error|Exception)): \S.*)")
 _KV_TOKENS = re.compile(r"KV cache size: ([\d,]+) tokens")
 
 
@@ -81,20 +82,17 @@ class LogFollower:
             self.progress = step
 
 
-def first_error(path: Path) -> str:
-    """The first line of a log that names an exception, which is usually the cause of those below it; or nothing."""
+def error_lines(path: Path, count: int) -> list[str]:
+    """Lines of a log that name an exception or say ``error:``: the first one, usually the cause, and the last ones."""
     if not path.exists():
-        return ""
+        return []
+    first, rest = "", collections.deque[str](maxlen=count - 1)
     with path.open(errors="replace") as file:
-        found = next((match for line in file if (match := _ERROR.search(line)) is not None), None)
-    return found[1] if found is not None else ""
-
-
-def last_lines(path: Path, count: int) -> str:
-    """The last ``count`` lines of a log; empty when there is none."""
-    if not path.exists():
-        return ""
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - 64 * 1024))
-        lines = file.read().decode(errors="replace").splitlines()
-    return "\n".join(lines[-count:])
+        for line in file:
+            match = _ERROR.search(line)
+            if match is None or match[1] in (first, *rest):
+                continue
+            if first:
+                rest.append(match[1])
+            first = first or match[1]
+    return [first, *rest] if first else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -74,6 +75,53 @@ def test_a_transfer_that_the_prefill_hides_takes_no_time_of_its_own() -> None:
     assert parts["first token"].start_s == pytest.approx(0.72)
 
 
+def test_a_first_token_that_overtakes_the_prefills_answer_ends_the_prefill() -> None:
+    events = {**SPLIT["events"], "prefill_finished": 0.8, "loaded": 0.76}
+    record = {**SPLIT, "events": events, "transfer": {**SPLIT["transfer"], "hidden_s": 0.74}}
+    parts = phases(record)
+    assert [part.name for part in parts] == ["route", "queue", "prefill", "decode"]
+    assert (parts[2].end_s, parts[3].start_s) == (0.78, 0.78)
+    text = " ".join(drawn(record).split())
+    assert "it ends with D's first token" in text
+    assert "for 740.0 ms layers" in text
+
+
+def test_a_load_that_is_heard_of_after_the_first_token_takes_no_time_of_its_own() -> None:
+    parts = {part.name: part for part in phases({**SPLIT, "events": {**SPLIT["events"], "loaded": 0.9}})}
+    assert "transfer, exposed" not in parts
+    assert (parts["first token"].start_s, parts["first token"].end_s) == (0.72, 0.78)
+
+
+@pytest.mark.parametrize(
+    ("loaded", "text"),
+    [
+        (311, "loaded the prompt, computed its end"),
+        (310, "loaded the prompt, computed its end"),
+        (96, "loaded 96 of 311 tokens; it had or computed the others"),
+        (0, "loaded nothing: it had the tokens or computed them"),
+    ],
+)
+def test_what_the_decode_worker_loaded_is_told_as_far_as_it_is_known(loaded: int, text: str) -> None:
+    record = {**SPLIT, "transfer": {**SPLIT["transfer"], "loaded_tokens": loaded}}
+    assert f"decode-0 {text}" in " ".join(drawn(record).split())
+
+
+def test_the_times_that_are_shown_add_up_to_the_total() -> None:
+    moments = {name: moment + index * 0.00004 for index, (name, moment) in enumerate(SPLIT["events"].items())}
+    shown = [
+        float(row[1].replace(",", ""))
+        for row in re.findall(r"^(\S\S|  ) .*? ([\d,]+\.\d) ms", drawn({**SPLIT, "events": moments}), re.MULTILINE)
+        if row[0] != "--"
+    ]
+    assert len(shown) == 7
+    assert sum(shown[:-1]) == pytest.approx(shown[-1])
+
+
+def test_an_answer_that_did_not_stream_is_read_and_written_in_one_phase() -> None:
+    events = {"received": 0.0, "decode_sent": 0.01, "finished": 1.0}
+    assert [part.name for part in phases({**LOCAL, "events": events})] == ["route", "prefill and decode"]
+
+
 def test_a_local_prefill_has_no_transfer() -> None:
     assert [part.name for part in phases(LOCAL)] == ["route", "prefill", "decode"]
     assert "transfer" not in drawn(LOCAL)
@@ -102,7 +150,9 @@ def test_the_picture_fits_80_columns_and_is_readable_without_colour() -> None:
     for word in (
         "prefill 700.0 ms",
         "311 tokens on prefill-0, 32 of them cached",
-        "7.2 MB",
+        "for 690.0 ms layers were handed over (7.2 MB over the wire) while the prompt was computed",
+        "decode-0 loaded the prompt, computed its end",
+        "total 2,900.0 ms",
         "60 tokens on decode-0",
     ):
         assert word in " ".join(text.split())

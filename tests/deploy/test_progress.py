@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvrelay.deploy.progress import READY_MARK, STARTING, LogFollower, first_error, last_lines, milestone
+from kvrelay.deploy.progress import READY_MARK, STARTING, LogFollower, error_lines, milestone
 
 # Lines of a real start of vLLM 0.32.0, shortened.
 LOG = """(APIServer pid=1) INFO 11-29 16:03:21 [api_utils.py:286] non-default args: {'host': '127.0.0.1'}
@@ -63,21 +63,23 @@ def test_a_follower_never_goes_back(tmp_path: Path) -> None:
     assert follower.read().text == "allocating the KV cache"
 
 
-def test_the_end_of_a_log(tmp_path: Path) -> None:
+def test_a_log_is_quoted_by_its_errors_the_cause_first(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    assert last_lines(log, 3) == ""
-    log.write_text("a\nb\nc\n")
-    assert last_lines(log, 2) == "b\nc"
-
-
-def test_the_first_error_of_a_log_is_its_cause(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    assert first_error(log) == ""
+    assert error_lines(log, 3) == []
     log.write_text(
         "INFO config error_handler='raise ValueError: x'\n"
         "(EngineCore pid=2) ERROR 11-29 [core.py:1] AssertionError: sizes differ\n"
+        "  File 'x.py', line 3\n"
         "RuntimeError: Engine core initialization failed. See root cause above.\n"
+        "RuntimeError: Engine core initialization failed. See root cause above.\n"
+        "error: the engine died\n"
     )
-    assert first_error(log) == "AssertionError: sizes differ"
+    cause, failed, died = (
+        "AssertionError: sizes differ",
+        "RuntimeError: Engine core initialization failed. See root cause above.",
+        "error: the engine died",
+    )
+    assert error_lines(log, 3) == [cause, failed, died]
+    assert error_lines(log, 2) == [cause, died]
     log.write_text("pydantic_core._pydantic_core.ValidationError: 1 validation error\nall is well\n")
-    assert first_error(log) == "ValidationError: 1 validation error"
+    assert error_lines(log, 3) == ["ValidationError: 1 validation error"]

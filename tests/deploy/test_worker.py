@@ -56,6 +56,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def plan_of(tiny: Path, tmp_path: Path, *routers: str) -> WorkerPlan:
     key_file = tmp_path / "key"
     key_file.write_bytes(KEY)
+    key_file.chmod(0o600)
     return WorkerPlan(
         name="p1",
         role=Role.PREFILL,

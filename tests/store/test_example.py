@@ -20,6 +20,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_store_example_puts_and_gets_pages(start_store: Callable[..., StoreProcess], tmp_path: Path) -> None:
     (tmp_path / "key").write_bytes(KEY)
+    (tmp_path / "key").chmod(0o600)
     done = run(str(start_store(pages=100).socket_path), str(tmp_path / "key"))
     assert done.returncode == 0, done.stderr
     assert "stored: [True, True, True]\nintact: True\nshared: [True, False]\n" in done.stdout
@@ -28,6 +29,7 @@ def test_the_store_example_puts_and_gets_pages(start_store: Callable[..., StoreP
 @pytest.mark.slow
 def test_the_store_example_says_why_when_there_is_no_store(tmp_path: Path) -> None:
     (tmp_path / "key").write_bytes(KEY)
+    (tmp_path / "key").chmod(0o600)
     done = run(str(tmp_path / "none.sock"), str(tmp_path / "key"))
     assert done.returncode == 1
     assert "cannot connect to" in done.stderr
