@@ -12,7 +12,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from kvrelay.channel import Listener, bind_tcp
+from kvrelay.channel import Listener, bind_tcp, reachable
 from kvrelay.config import Config
 from kvrelay.errors import Misconfigured
 from kvrelay.fleet.brain import Brain
@@ -126,4 +126,4 @@ async def _site(app: web.Application, sock: socket.socket) -> AsyncIterator[None
 def _address(sock: socket.socket) -> str:
     """``host:port`` at which this machine reaches ``sock``."""
     host, port = sock.getsockname()[:2]
-    return f"{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
+    return f"{reachable(host)}:{port}"
