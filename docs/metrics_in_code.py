@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 NAME = re.compile(r"kvrelay_[A-Za-z0-9_]+")
+COUNT = re.compile(r"[a-z]+(?:_[a-z]+)*")
 KINDS = ("counter", "histogram", "gauge", "summary")
 
 
@@ -78,3 +79,28 @@ def _assigned(name: ast.Name, tree: ast.AST) -> list[ast.expr]:
         if ast.unparse(node.targets[0]) == name.id
     ]
     return [max(given, key=lambda node: node.lineno).value] if given else []
+
+
+def counts_in(source: str) -> set[str]:
+    """Names of the counts that ``source`` keeps or reports: see the cases of ``_count_names``."""
+    return {name for node in ast.walk(ast.parse(source)) for name in _count_names(node) if COUNT.fullmatch(name)}
+
+
+def _count_names(node: ast.AST) -> Iterator[str]:
+    match node:
+        case ast.Call(func=ast.Attribute(attr="add", value=owner), args=[name, *_]) if "counts" in ast.unparse(owner):
+            yield _text(name)
+        case ast.Call(func=ast.Attribute(attr="report"), args=[ast.Dict() as counts]):
+            yield from _keys(counts)
+        case ast.Call(func=ast.Attribute(attr="give_up_from"), args=[_, reason]):
+            yield _text(reason)
+        case ast.Call(func=ast.Name(id="LoadResult"), args=[*_, ast.Dict() as counts]):
+            yield from _keys(counts)
+        case ast.Assign(targets=[ast.Name(id="reason")], value=ast.IfExp(body=one, orelse=other)):
+            yield from (_text(one), _text(other))
+        case ast.FunctionDef(name="gauges" | "describe" | "_links"):
+            yield from (key for each in ast.walk(node) if isinstance(each, ast.Dict) for key in _keys(each))
+
+
+def _keys(counts: ast.Dict) -> Iterator[str]:
+    yield from (_text(key) for key in counts.keys if key is not None)

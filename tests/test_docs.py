@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import typer
 
-from docs.gen_reference import FOLDER, PAGES
+from docs.gen_reference import FOLDER, PAGES, store_counts
 from docs.metrics_in_code import Metric, metrics_in
 from kvrelay.cli import app
 from kvrelay.router.telemetry import Telemetry
+from kvrelay.store.counts import KNOWN
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -132,6 +133,13 @@ def test_every_metric_that_is_served_is_in_the_reference() -> None:
     named = {metric.name for path in (ROOT / "kvrelay").rglob("*.py") for metric in metrics_in(path.read_text())}
     assert "kvrelay_requests_total" in served
     assert {name for name in served if not name.endswith("_created")} <= named
+
+
+def test_every_count_that_a_store_knows_is_in_the_reference() -> None:
+    listed = {name for name, _ in store_counts()}
+    assert set(KNOWN) <= listed
+    assert {"load_stalled", "load_cancelled", "pages_not_saved_no_slot", "saves_crashed", "links_refused"} <= listed
+    assert all(name in (DOCS / "reference" / "metrics.md").read_text() for name in listed)
 
 
 def test_the_example_of_a_store_without_vllm_runs(tmp_path: Path) -> None:
