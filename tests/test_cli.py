@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes.util
 import os
 import re
 import socket
@@ -211,15 +212,45 @@ def test_the_doctor_names_what_is_missing(cache: Path) -> None:
     assert "kvrelay model fetch" in row
 
 
-def test_the_doctor_knows_who_holds_a_port() -> None:
-    with socket.socket() as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            sock.bind(("127.0.0.1", 7080))
-        except OSError:
-            pytest.skip("port 7080 is held by another process")
-        sock.listen()
-        result = kvrelay("doctor")
+def test_the_doctor_looks_for_the_library_that_the_engine_is_linked_with() -> None:
+    row = next(line for line in kvrelay("doctor").stdout.splitlines() if "libnuma.so.1" in line)
+    assert row.startswith("ok") == (ctypes.util.find_library("numa") is not None)
+
+
+@pytest.mark.parametrize("command", ["router", "worker", "store"])
+def test_every_command_names_the_holder_of_a_taken_port(command: str, tmp_path: Path) -> None:
+    key_file = tmp_path / "key"
+    key_file.write_text("k" * 32)
+    key_file.chmod(0o600)
+    model = ["--model", str(make_tiny(tmp_path / "tiny"))]
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        port = str(sock.getsockname()[1])
+        file = tmp_path / "kvrelay.toml"
+        file.write_text(f"[store]\npeer_port = {port}\n")
+        flags = {
+            "router": [*model, "--port", port],
+            "worker": [*model, "--port", port, "--store-socket", str(tmp_path / "s")],
+            "store": ["--socket", str(tmp_path / "s"), "--config", str(file)],
+        }
+        result = kvrelay(command, "--key-file", str(key_file), *flags[command])
+    assert result.returncode == 1
+    assert f"port {port} is in use by pid {os.getpid()} (" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_role_under_up_is_refused_with_what_to_use_instead(tmp_path: Path) -> None:
+    file = tmp_path / "kvrelay.toml"
+    file.write_text('[worker]\nrole = "both"\n[router]\ncontrol_port = 0\n')
+    result = kvrelay("up", "--config", str(file), "--port", "0", "--model", str(make_tiny(tmp_path / "tiny")))
+    assert result.returncode == 1
+    assert "--prefill, --decode, --colocated" in result.stderr
+
+
+def test_the_doctor_knows_who_holds_a_port(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        file = tmp_path / "kvrelay.toml"
+        file.write_text(f"[router]\ncontrol_port = {sock.getsockname()[1]}\n")
+        result = kvrelay("doctor", "--config", str(file))
     assert f"in use by pid {os.getpid()}" in result.stdout
     assert "choose another with router.control_port" in result.stdout
 

@@ -73,6 +73,23 @@ def test_open_ports_are_settled_and_differ() -> None:
     assert 0 < router.port != router.control_port > 0
 
 
+def test_a_role_for_all_workers_of_a_cluster_is_refused_with_what_to_use_instead() -> None:
+    for role in Role:
+        with pytest.raises(Misconfigured, match=r"worker\.role .*--prefill, --decode, --colocated"):
+            settle_ports(Config(worker=WorkerConfig(role=role)))
+
+
+def test_workers_of_a_cluster_listen_at_the_address_that_was_set_and_each_tells_its_own() -> None:
+    for host, reached in (("127.0.0.2", "127.0.0.2"), ("0.0.0.0", "127.0.0.1")):
+        found = members(Config(worker=WorkerConfig(host=host)), RUN, MODEL)
+        workers = [member for member in found if member.kind is Kind.WORKER]
+        addresses = [f"{reached}:{value(worker, '--port')}" for worker in workers]
+        assert [value(worker, "--advertise") for worker in workers] == addresses
+        assert [worker.url for worker in workers] == [f"http://{address}" for address in addresses]
+    with pytest.raises(Misconfigured, match=r"worker\.advertise names one worker"):
+        settle_ports(Config(worker=WorkerConfig(advertise="127.0.0.1:1")))
+
+
 def test_one_peer_address_for_two_stores_is_refused() -> None:
     config = Config(cluster=ClusterConfig(stores=2), store=StoreConfig(peer_port=7000))
     with pytest.raises(Misconfigured, match=r"store\.peer_port"):

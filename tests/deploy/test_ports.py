@@ -40,5 +40,12 @@ def test_a_port_that_was_closed_is_free_again() -> None:
     assert "pid" not in holder(port)
 
 
+def test_an_address_that_is_not_this_machines_is_not_called_a_taken_port() -> None:
+    with pytest.raises(
+        Misconfigured, match=r"cannot listen on 192\.0\.2\.1:8101 \(.*\); choose another address or --port"
+    ):
+        require_free("192.0.2.1", 8101, "--port")
+
+
 def test_port_zero_is_never_in_use() -> None:
     require_free("127.0.0.1", 0, "--port")
