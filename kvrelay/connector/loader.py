@@ -213,12 +213,12 @@ class Loader:
         active: list[_Load] = []
         try:
             self._work(active)
-        except Exception:  # border: an unreported load would hold its blocks and spin the engine for ever
-            logger.exception("the loader died; this engine computes every prompt from now on")
+        except Exception:  # an unreported load would hold its blocks and spin the engine until this ends it
             with self._lock:
                 self._dead = True
                 reported = {result.request_id for result in self._done}
                 self._done += [self._crashed(job) for id, job in self._pending.items() if id not in reported]
+            raise
 
     def _work(self, active: list[_Load]) -> None:
         while self._admit(active):

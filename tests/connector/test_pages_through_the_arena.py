@@ -265,6 +265,7 @@ def test_a_checksum_is_of_what_was_meant_to_be_written(arena: Arena, receiver: R
     assert receiver.load(arena, pages, 0, 32).counts == {"load_bad_checksum": 1}
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_loader_that_dies_reports_every_load(arena: Arena) -> None:
     receiver = Receiver()
     pages = pages_for(arena, 32)

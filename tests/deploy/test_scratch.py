@@ -6,9 +6,15 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
+import pytest
+
+from kvrelay.config import ClusterConfig, Config, RouterConfig
+from kvrelay.deploy.local import LocalCluster
 from kvrelay.deploy.scratch import Scratch, scratch
+from kvrelay.errors import Misconfigured
 
 OWNER = """
 import sys, time
@@ -40,6 +46,20 @@ def test_the_next_start_removes_the_folder_of_a_killed_owner_and_none_of_a_livin
         assert not left.exists()
         assert (held / "full").exists()
     end(living)
+
+
+async def test_a_cluster_removes_its_own_folder_and_that_of_a_killed_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    dead, left = owner_below(tmp_path)
+    end(dead)
+    left.rename(tmp_path / "kvrelay-left")
+    half = Config(router=RouterConfig(port=0, control_port=0), cluster=ClusterConfig(prefill=0))
+    with pytest.raises(Misconfigured, match="at least one prefill"):
+        async with LocalCluster(half, model=tmp_path):
+            pytest.fail("it served")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_is_not_surely_a_dead_owners_is_left_alone(tmp_path: Path) -> None:
