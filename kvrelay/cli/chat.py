@@ -115,7 +115,7 @@ def _piece(line: bytes) -> str | None:
         return None
     event = json.loads(data)
     if "error" in event:
-        raise Refused(f"the answer ended with an error: {_message(data)}")
+        raise Refused(f"the answer broke off: {_message(data)}")
     choices = event.get("choices") or [{}]
     return (choices[0].get("delta") or {}).get("content") or ""
 

@@ -17,16 +17,16 @@ from kvrelay.deploy.command import program
 from kvrelay.deploy.local import LocalCluster
 
 _QUESTION = (
-    "Read this, then answer in two or three sentences: why does it help to split prefill from decode?\n\n"
-    "A language model answers in two phases. First it reads the whole prompt at once; this is called prefill, and it "
-    "keeps every core of a machine busy with large matrix products. What it has understood of each token is kept in "
-    "memory, in the so-called KV cache. Then it writes its answer one token after the other; this is called decode, "
-    "and each step reads the whole KV cache again but computes little. When both phases share a machine, a long prompt "
-    "that is being read stops all the answers that are being written: the text on the screens of the other users "
-    "stands still for seconds. When they run on different machines, answers flow evenly, and each pool of machines can "
-    "be as large as its own work needs. The price is that the KV cache has to travel from the machine that read the "
-    "prompt to the one that writes the answer."
+    "Summarise this text in one short sentence.\n\n"
+    "A cache is a small and fast memory for things that were used before. A web browser has a cache of pictures: a "
+    "page that was seen before appears at once. A processor has a cache of numbers, since the main memory is a hundred "
+    "times slower. A language model has a cache of keys and values, the KV cache: it holds what the model has "
+    "understood of every word of the text so far. Thanks to the KV cache the model need not read the whole text again "
+    "for every word that it writes. The cache fills up while the model reads the question, which is called prefill, "
+    "and it is used while the model writes the answer, which is called decode. Both steps can be done by two different "
+    "machines, if the cache is moved from the one to the other."
 )
+"""Long enough for its prefill to be seen, and easy enough for a model of 135 million parameters."""
 _MAX_TOKENS = 96
 _PLAN = (
     "kvrelay starts two vLLM workers, has one of them read a question and the other answer it, draws where the time "

@@ -170,5 +170,8 @@ def _port(host: str, port: int, setting: str) -> Finding:
         return _finding(what, True, "free" if port else "any free one will be taken")
     who = holder(port)
     if "kvrelay router" in who:
-        return _finding(what, False, f"a cluster runs here, {who}; a second one needs {setting}", Verdict.WARNING)
+        pid = who.partition(" (")[0]
+        return _finding(
+            what, False, f"a cluster runs here already, {pid}; a second one needs {setting}", Verdict.WARNING
+        )
     return _finding(what, False, f"in use by {who}; stop it, or choose another with {setting}", Verdict.WARNING)
