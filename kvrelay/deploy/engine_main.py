@@ -27,10 +27,11 @@ def _prepare() -> None:
     if __name__ == "__mp_main__":
         # Nothing in vLLM's engine watches the API server: after a kill -9 it would go on for ever.
         die_with_parent(os.getppid(), signal.SIGKILL)
-    _watch_threads()
+    if __name__ in ("__main__", "__mp_main__"):  # not in the supervisor, which imports this for its names
+        watch_threads()
 
 
-def _watch_threads() -> None:
+def watch_threads() -> None:
     """End the process when one of kvrelay's threads in it dies: vLLM would serve on without it, and look well."""
 
     def hook(died: threading.ExceptHookArgs) -> None:

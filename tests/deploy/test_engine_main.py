@@ -11,6 +11,8 @@ from pathlib import Path
 PROGRAM = """
 import threading, time
 from kvrelay.deploy import engine_main
+assert threading.excepthook is threading.__excepthook__, "who imports it keeps its own hook"
+engine_main.watch_threads()
 if {ours}:
     from pathlib import Path
     from kvrelay.store.client import StoreClient
