@@ -113,3 +113,16 @@ def test_exits_are_told_in_words() -> None:
     assert describe_exit(3) == "exited with status 3"
     assert describe_exit(-9) == "killed by SIGKILL"
     assert describe_exit(None) == "running"
+
+
+async def test_a_stop_that_is_cut_short_kills_at_once_and_leaves_nothing() -> None:
+    child, grandchild, memory = await start(ignore=True)
+    stopping = asyncio.create_task(child.stop(grace_s=60))
+    await asyncio.sleep(0.2)
+    assert child.running
+    stopping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(stopping, 10)
+    assert not child.running
+    assert gone(grandchild)
+    assert not memory.exists()
