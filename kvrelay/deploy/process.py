@@ -18,6 +18,8 @@ import psutil
 from kvrelay.deploy.parent import PARENT_VARIABLE
 
 _POLL_S = 0.02
+_WATCH_S = 0.1
+"""A supervisor looks at its child so often, for as long as it lives: a tenth of the cost of looking every 10 ms."""
 _REAP_S = 5.0
 """A process in an uninterruptible system call outlives its SIGKILL by so long at most; then it is left alone."""
 _TRACKER_S = 1.0
@@ -79,7 +81,7 @@ class Child:
         Looks again and again: asyncio's own wait also waits for the pipe, which a grandchild may hold for ever.
         """
         while (status := self._process.returncode) is None:
-            await asyncio.sleep(_POLL_S)
+            await asyncio.sleep(_WATCH_S)
         return status
 
     async def stop(self, grace_s: float) -> None:
