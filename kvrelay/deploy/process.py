@@ -19,7 +19,7 @@ from kvrelay.deploy.parent import PARENT_VARIABLE
 
 _POLL_S = 0.02
 _WATCH_S = 0.1
-"""A supervisor looks at its child so often, for as long as it lives: a tenth of the cost of looking every 10 ms."""
+"""How often a supervisor looks at its child, day and night: an idle cluster should cost next to nothing."""
 _REAP_S = 5.0
 """A process in an uninterruptible system call outlives its SIGKILL by so long at most; then it is left alone."""
 _TRACKER_S = 1.0
