@@ -69,7 +69,9 @@ async def _until_stopped(work: Coroutine[Any, Any, None], on_stop: Callable[[], 
         if stops <= 2:  # the first begins the cleanup, the second cuts its waits short, further ones change nothing
             task.cancel()
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    # Whoever starts this under nohup wants it to outlive the terminal.
+    hangup = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
+    for number in (signal.SIGINT, signal.SIGTERM, *hangup):
         loop.add_signal_handler(number, stop)
     try:
         await task

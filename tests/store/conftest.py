@@ -22,10 +22,11 @@ FORMAT = PageFormat(layers=3, kv_heads=2, head_dim=16, dtype="float32", page_tok
 STRIDE = 8192
 
 _SCRIPT = """
-import asyncio, sys
+import asyncio, signal, sys
 from pathlib import Path
 from kvrelay.config import parse
 from kvrelay.store.daemon import run_store
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit it ignored
 toml, name, path, *routers = sys.argv[1:]
 def ready(info):
     print(info.address, flush=True)
