@@ -16,6 +16,7 @@ import aiohttp
 import msgspec
 
 from kvrelay.config import Config, render
+from kvrelay.deploy.folder_lock import FolderLock
 from kvrelay.deploy.key import new_key, read_key, write_secret
 from kvrelay.deploy.members import Kind, Member, RunDir, members, settle_ports
 from kvrelay.deploy.model import model_path
@@ -67,6 +68,8 @@ class LocalCluster:
         self._run_dir = run_dir or (Path(os.environ[RUN_DIR_VARIABLE]) if RUN_DIR_VARIABLE in os.environ else None)
         self._scratch: Scratch | None = None
         """The run directory when nobody chose one."""
+        self._lock: FolderLock | None = None
+        """Whoever does not hold it owns nothing in the run directory."""
         self._model = model
         self._on_progress = on_progress
         self._members: dict[str, Member] = {}
@@ -169,6 +172,7 @@ class LocalCluster:
 
     def _prepare(self) -> None:
         self.run.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = FolderLock(self.run.lock)
         self.run.logs.mkdir(mode=0o700, exist_ok=True)
         shutil.rmtree(self.run.scratch, ignore_errors=True)  # of a cluster that was killed here
         self.run.scratch.mkdir(mode=0o700)
@@ -237,9 +241,12 @@ class LocalCluster:
             self._remove_files(keep_logs=keep_logs)
 
     def _remove_files(self, *, keep_logs: bool) -> None:
-        for path in (self.run.key, self.run.config, *self.stores.values()):
-            path.unlink(missing_ok=True)
-        shutil.rmtree(self.run.scratch, ignore_errors=True)
+        if self._lock is not None:
+            for path in (self.run.key, self.run.config, *self.stores.values()):
+                path.unlink(missing_ok=True)
+            shutil.rmtree(self.run.scratch, ignore_errors=True)
+            self._lock.release()
+            self._lock = None
         if self._scratch is not None and keep_logs and self._children:
             self._scratch.keep()
         elif self._scratch is not None:

@@ -49,6 +49,8 @@ class RunDir:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.lock = path / "cluster.lock"
+        """Not the ``owner.lock`` of a scratch folder: no sweep may ever remove a folder that a person chose."""
         self.key = path / "key"
         self.config = path / "config.toml"
         self.logs = path / "logs"

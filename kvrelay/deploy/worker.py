@@ -67,11 +67,18 @@ class Worker:
         """Ask the engine for its health for ever; ``tell`` the routers when it became another, with new weights."""
         while True:
             self.healthy = await self._engine.is_healthy()
-            engine = read_engine(self._engine_file)
+            engine = self._engine_now()
             if engine != self.info.engine:
                 self.info = msgspec.structs.replace(self.info, engine=engine)
                 tell(RegisterWorker(worker=self.info))
             await asyncio.sleep(every_s)
+
+    def _engine_now(self) -> Engine:
+        """A file that somebody cleaned away says nothing new: the engine serves all the same."""
+        try:
+            return read_engine(self._engine_file)
+        except FileNotFoundError:
+            return self.info.engine
 
 
 async def run_worker(

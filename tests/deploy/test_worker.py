@@ -145,6 +145,22 @@ async def test_routers_hear_of_new_weights_once(cluster: Cluster, tiny: Path, tm
     assert list(tmp_path.glob("worker-*")) == list(tmp_path.glob("vllm-*")) == []
 
 
+async def test_a_worker_whose_engine_file_vanishes_goes_on_serving(
+    cluster: Cluster, tiny: Path, tmp_path: Path
+) -> None:
+    async with running(plan_of(tiny, tmp_path, cluster.control)) as info:
+        await until(lambda: cluster.is_ready("p1"))
+        (file,) = tmp_path.glob("worker-*/engine.json")
+        file.unlink()
+        await asyncio.sleep(0.5)
+        assert cluster.is_ready("p1")
+        assert (await told(info.url))["arguments"]
+        changed = with_epoch(info.engine, 7)
+        write_engine_file(file, changed)
+        workers = cluster.router.brain.fleet.workers
+        await until(lambda: (member := workers.get("p1")) is not None and member.info.engine == changed)
+
+
 def with_epoch(engine: Engine, epoch: int) -> Engine:
     fingerprint = msgspec.structs.replace(engine.fingerprint, weights_epoch=epoch)
     return msgspec.structs.replace(engine, fingerprint=fingerprint)
