@@ -115,6 +115,7 @@ class Gateway:
 
     async def _generate(self, http: web.Request, kind: Kind) -> web.StreamResponse:
         received_s, tenant = self._clock(), self._tenant(http)
+        _require_json(http)
         with self._bodies.claim(self._most_bytes(http)) as claim:
             exchange = await self._opened(http, kind, claim, tenant, received_s)
             return await self._driven(http, exchange)
@@ -209,6 +210,14 @@ class Gateway:
         if timeline is None or timeline.tenant != tenant.name:
             raise BadRequest("no such request; the last 1,000 are kept, under their x-request-id", status=404)
         return _json(timeline.report())
+
+
+def _require_json(http: web.Request) -> None:
+    """A page in a browser may send any other type here without asking first. Raises ``BadRequest`` (415)."""
+    if http.content_type != "application/json" and not http.content_type.endswith("+json"):
+        sent = http.headers.get("content-type", "")[:100]
+        said = f"content-type is {sent!r}" if sent else "content-type is missing"
+        raise BadRequest(f"{said}; send the body with content-type: application/json", status=415)
 
 
 async def _hang_up_after(http: web.Request, response: web.StreamResponse) -> None:

@@ -17,6 +17,7 @@ from tests.fleet.values import store
 from tests.router.cluster import Cluster, until
 
 ROUTES = ("/v1/completions", "/v1/chat/completions")
+JSON = {"content-type": "application/json"}
 CHAT = [{"role": "user", "content": "Hello"}]
 
 
@@ -58,12 +59,47 @@ WRONG = [
 )
 async def test_wrong_bodies_are_400_and_say_what_is_wrong(cluster: Cluster, route: str, data: bytes, says: str) -> None:
     await cluster.split()
-    async with cluster.http.post(route, data=data) as response:
+    async with cluster.http.post(route, data=data, headers=JSON) as response:
         answer = await response.json()
     assert response.status == 400, answer
     assert says in answer["error"]["message"]
     assert answer["error"]["code"] == 400
     assert response.headers["x-request-id"].startswith("req-")
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize(
+    "sent",
+    [
+        "",
+        "text/plain",
+        "text/plain;charset=application/json",
+        "application/x-www-form-urlencoded",
+        "multipart/form-data; boundary=+json",
+        "application/jsonp",
+        "json",
+    ],
+)
+async def test_a_body_that_is_not_sent_as_json_is_a_415_that_names_content_type(
+    cluster: Cluster, route: str, sent: str
+) -> None:
+    prefill, decode = await cluster.split()
+    before = len(prefill.calls + decode.calls)
+    body = b'{"model":"tiny","prompt":"Hello","messages":[]}'
+    headers, without = ({"content-type": sent}, ()) if sent else ({}, ("content-type",))
+    async with cluster.http.post(route, data=body, headers=headers, skip_auto_headers=without) as response:
+        answer = await response.json()
+    assert response.status == answer["error"]["code"] == 415
+    assert "content-type: application/json" in answer["error"]["message"]
+    assert len(prefill.calls + decode.calls) == before
+
+
+@pytest.mark.parametrize("sent", ["application/json; charset=utf-8", "Application/JSON", "application/vnd.api+json"])
+async def test_every_way_to_say_json_is_taken(cluster: Cluster, sent: str) -> None:
+    await cluster.split()
+    body, headers = b'{"model":"tiny","prompt":"Hello"}', {"content-type": sent}
+    async with cluster.http.post("/v1/completions", data=body, headers=headers) as response:
+        assert response.status == 200, await response.text()
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -121,7 +157,7 @@ async def test_a_body_over_the_limit_is_a_json_413(model_folder: Path) -> None:
                 yield b" " * 100
 
         for data in (b" " * 1001, b" " * 5_000_000, pieces()):
-            async with cluster.http.post("/v1/completions", data=data) as response:
+            async with cluster.http.post("/v1/completions", data=data, headers=JSON) as response:
                 assert response.status == 413
                 assert "1000 bytes" in (await response.json())["error"]["message"]
 
@@ -129,7 +165,7 @@ async def test_a_body_over_the_limit_is_a_json_413(model_folder: Path) -> None:
 async def test_a_small_body_that_unpacks_to_a_large_one_is_a_413(model_folder: Path) -> None:
     async with Cluster(model_folder, RouterConfig(port=0, control_port=0, max_body_bytes=100_000)) as cluster:
         await cluster.split()
-        headers = {"content-encoding": "gzip"}
+        headers = {**JSON, "content-encoding": "gzip"}
         for size, status in ((50_000, 200), (50_000_000, 413)):
             body = gzip.compress(b'{"model":"tiny","prompt":"Hello","user":"%s"}' % (b"u" * size))
             async with cluster.http.post("/v1/completions", data=body, headers=headers) as response:
@@ -148,7 +184,7 @@ async def test_a_body_that_never_ends_is_a_408(cluster: Cluster, monkeypatch: py
         yield b"{"
         await asyncio.sleep(1.0)
 
-    async with cluster.http.post("/v1/completions", data=trickle()) as response:
+    async with cluster.http.post("/v1/completions", data=trickle(), headers=JSON) as response:
         assert response.status == 408
         assert "send it faster" in (await response.json())["error"]["message"]
 
@@ -209,7 +245,7 @@ async def test_a_body_of_unknown_length_counts_as_the_longest_until_it_is_read(
 
 
 async def _status(cluster: Cluster, data: bytes | AsyncIterator[bytes]) -> int:
-    async with cluster.http.post("/v1/completions", data=data) as response:
+    async with cluster.http.post("/v1/completions", data=data, headers=JSON) as response:
         await response.read()
         return response.status
 
