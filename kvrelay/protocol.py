@@ -140,6 +140,8 @@ class OpenTransfer(Message, frozen=True, kw_only=True):
     names: list[PageName]
     total_tokens: int
     push_to: str | None
+    final: bool = False
+    """Nothing will be announced for it any more: pages that are not here now do not travel."""
 
 
 class Milestone(Message, frozen=True, kw_only=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvrelay import identity
 from kvrelay.connector.engine import EngineRequest
+from kvrelay.connector.fresh import FreshPages
 from kvrelay.connector.plan import PageCopy, SaveJob
 from kvrelay.protocol import NewPage
 from kvrelay.store.client import StoreClient
@@ -26,6 +27,8 @@ class SaveProgress:
         """Leading full pages that are planned or in the store."""
         self._present: set[int] = set()
         self._tail_done = False
+        self._short = 0
+        """Most pages that found no slot in one step: those already counted."""
 
     def __repr__(self) -> str:
         return f"<SaveProgress {self._done} of {len(self._names)} pages, tail {'done' if self._tail_done else 'open'}>"
@@ -67,25 +70,38 @@ class SaveProgress:
         return self._done >= full and (self._tail_done or not rest)
 
     def plan(
-        self, request: EngineRequest, blocks: list[int], computed: int, client: StoreClient
+        self, request: EngineRequest, blocks: list[int], computed: int, client: StoreClient, fresh: FreshPages
     ) -> tuple[SaveJob | None, list[NewPage], int]:
-        """Plan what is complete once positions below ``computed`` are.
+        """Plan what is complete once positions below ``computed`` are, but for what is ``fresh`` of another request.
 
-        Returns the job, the announcements that go with it, and how many pages found no free slot.
+        Returns the job, the announcements that go with it, and how many more pages than ever found no free slot.
         """
         ids = request.all_token_ids
         known = min(computed, len(ids))
         identity.extend_names(self._names, self._root, ids, self._page_tokens)
-        wanted = self._due(request, known)
+        wanted = self._without_fresh(self._due(request, known), fresh)
         slots = client.take_slots(len(wanted)) if wanted else []
         copies, announced = [], []
         for (name, start, tokens), slot in zip(wanted, slots, strict=False):
             copies.append(PageCopy(slot.slot, slot.generation, start, tokens))
             announced.append(NewPage(name=name, slot=slot, tokens=tokens, parent=self._parent(start)))
+            fresh.add(name, slot)
             self._mark_planned(start, tokens)
         self._skip_present()
         job = SaveJob(request.request_id, blocks, copies) if copies else None
-        return job, announced, len(wanted) - len(slots)
+        short, self._short = max(0, len(wanted) - len(slots) - self._short), max(self._short, len(wanted) - len(slots))
+        return job, announced, short
+
+    def _without_fresh(
+        self, due: list[tuple[PageName, int, int]], fresh: FreshPages
+    ) -> list[tuple[PageName, int, int]]:
+        wanted = []
+        for name, start, tokens in due:
+            if fresh.has(name):
+                self._mark_planned(start, tokens)
+            else:
+                wanted.append((name, start, tokens))
+        return wanted
 
     def _due(self, request: EngineRequest, known: int) -> list[tuple[PageName, int, int]]:
         size = self._page_tokens

@@ -14,6 +14,7 @@ import numpy as np
 
 from kvrelay import identity
 from kvrelay.connector.engine import EngineRequest, has_plain_identity
+from kvrelay.connector.fresh import FreshPages
 from kvrelay.connector.lookup import Lookup
 from kvrelay.connector.plan import LoadJob, PageCopy, SaveJob, StepPlan
 from kvrelay.connector.saves import SaveProgress
@@ -67,6 +68,7 @@ class SchedulerHalf:
         self._new_loads: list[LoadJob] = []
         self._cancels: list[str] = []
         self._late: list[tuple[EngineRequest, Tracked, list[int], int]] = []
+        self._fresh = FreshPages()
         self._planned: list[SlotRef] = []
         """Pages that the step in progress is to fill, in the arena ``_planned_in``."""
         self._planned_in: Arena | None = None
@@ -176,6 +178,7 @@ class SchedulerHalf:
         plan.loads, self._new_loads = self._new_loads, []
         plan.cancels, self._cancels = self._cancels, []
         self._suspect_unfilled()
+        self._fresh.look_at(arena)
         plan.late_saves = self._plan_late(arena is not None)
         for request, blocks, computed, scheduled in steps:
             tracked = self._requests.get(request.request_id)
@@ -198,7 +201,9 @@ class SchedulerHalf:
             return
         slots = np.array([ref.slot for ref in planned], dtype=np.int64)
         generations = np.array([ref.generation for ref in planned], dtype=np.int64)
-        missing = np.flatnonzero(~np.all(arena.ready_layers(slots, generations), axis=0))
+        filled = np.all(arena.ready_layers(slots, generations), axis=0)
+        # A page may be complete, evicted and its slot given away by now: that is no fault.
+        missing = np.flatnonzero(~filled & arena.current(slots, generations))
         if len(missing):
             unfilled = [planned[index] for index in missing]
             self._client.report({"saves_unfilled": len(unfilled)})
@@ -220,7 +225,7 @@ class SchedulerHalf:
             self._client.milestone(transfer, Stage.LAST_CHUNK, tokens=request.num_prompt_tokens)
 
     def _plan_saves(self, tracked: Tracked, request: EngineRequest, blocks: list[int], computed: int) -> SaveJob | None:
-        job, announced, short = tracked.saves.plan(request, blocks, computed, self._client)
+        job, announced, short = tracked.saves.plan(request, blocks, computed, self._client, self._fresh)
         self._announce(announced, tracked.saves.transfer)
         if short:
             self._client.report({"pages_not_saved_no_slot": short})
@@ -242,11 +247,13 @@ class SchedulerHalf:
         return jobs
 
     def _send_home(self, request: EngineRequest, tracked: Tracked) -> None:
-        """Push what this engine generated to the node of the next turn's prefill. Only pages it lacks travel."""
-        names = tracked.saves.saved_names()
-        if tracked.home is not None and len(names) > request.num_prompt_tokens // self._page_tokens:
+        """Push what this engine generated to the node of the next turn's prefill, which has the prompt's pages."""
+        if tracked.home is None:
+            return
+        names = tracked.saves.saved_names()[request.num_prompt_tokens // self._page_tokens :]
+        if names:
             transfer = f"{request.request_id}/home"
-            self._client.open_transfer(transfer, names, len(names) * self._page_tokens, tracked.home)
+            self._client.open_transfer(transfer, names, len(names) * self._page_tokens, tracked.home, final=True)
 
     # ------------------------------------------------------------ reports and endings
 

@@ -118,9 +118,16 @@ class StoreClient:
         if attachment:
             attachment.doorbell.ring()
 
-    def open_transfer(self, transfer: str, names: Sequence[PageName], total_tokens: int, push_to: str | None) -> None:
-        """P starts a request whose pages go to the store at ``push_to`` (None: they stay here)."""
-        self._post(OpenTransfer(transfer=transfer, names=list(names), total_tokens=total_tokens, push_to=push_to))
+    def open_transfer(
+        self, transfer: str, names: Sequence[PageName], total_tokens: int, push_to: str | None, *, final: bool = False
+    ) -> None:
+        """P starts a request whose pages go to the store at ``push_to`` (None: they stay here).
+
+        ``final``: all of them were announced before; those that are not here any more do not travel.
+        """
+        self._post(
+            OpenTransfer(transfer=transfer, names=list(names), total_tokens=total_tokens, push_to=push_to, final=final)
+        )
 
     def milestone(self, transfer: str, stage: Stage, *, reason: str = "", tokens: int = 0) -> None:
         """Pass a milestone of a transfer to the routers."""

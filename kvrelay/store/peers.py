@@ -63,13 +63,15 @@ class Peers:
         if transfer is None and self._keeper.transfers.get(message.transfer) is None:
             raise Overloaded("this store has too many open transfers")
         if transfer is not None and message.push_to is not None and not stays:
-            self._push(transfer, message.push_to, shelf, now)
+            self._push(transfer, message.push_to, shelf, now, final=message.final)
 
-    def _push(self, transfer: Transfer, address: str, shelf: Shelf, now: float) -> None:
+    def _push(self, transfer: Transfer, address: str, shelf: Shelf, now: float, *, final: bool) -> None:
         link = self._link(address)
         push = Push(transfer, shelf, self._keeper.catalog)
         link.add(push)
         self._keeper.pushes.add(push, shelf, link.wake, now)
+        if final:
+            self._keeper.pushes.expect_no_more(push)
 
     def _link(self, address: str) -> Outbound:
         link = self._links.get(address)

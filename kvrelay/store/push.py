@@ -85,6 +85,10 @@ class Push:
             if page.tokens != self._arena.format.tokens_of(index, self.transfer.total_tokens):
                 self.problem = f"page {index} has {page.tokens} tokens, which is not its place in the prompt"
 
+    def give_up_absent(self) -> None:
+        """Pages that are not here will not come."""
+        self._absent.clear()
+
     def holds(self, page: Page) -> bool:
         return any(held is page for held in self._pages.values())
 

@@ -37,6 +37,12 @@ class Pushes:
                 self._awaited.setdefault(name, {})[push.transfer.id] = None
         wake()
 
+    def expect_no_more(self, push: Push) -> None:
+        """Pages that ``push`` still waits for will not come: it ends with those that are here."""
+        self._forget_waits(push)
+        push.give_up_absent()
+        self._pushes[push.transfer.id][2]()
+
     def page_here(self, page: Page, now: float) -> None:
         """A page began to exist."""
         for id in self._awaited.pop(page.name, ()):
@@ -66,10 +72,13 @@ class Pushes:
 
     def remove(self, push: Push) -> None:
         """``push`` has ended, one way or another."""
+        self._forget_waits(push)
+        self._pushes.pop(push.transfer.id, None)
+        push.close()
+
+    def _forget_waits(self, push: Push) -> None:
         for name in push.absent:
             waiting = self._awaited.get(name, {})
             waiting.pop(push.transfer.id, None)
             if not waiting:
                 self._awaited.pop(name, None)
-        self._pushes.pop(push.transfer.id, None)
-        push.close()

@@ -31,6 +31,14 @@ class FakeArena:
     epoch: int = 7
     whole: bool = True
     """Whether the worker half filled what was planned."""
+    gone: set[SlotRef] = field(default_factory=set)
+    """Slots that were given away or given up."""
+
+    def is_failed(self, ref: SlotRef) -> bool:
+        return ref in self.gone
+
+    def current(self, slots: Ints, generations: Ints) -> Bools:
+        return np.array([SlotRef(int(slot), 1) not in self.gone for slot in slots])
 
     def ready_layers(self, slots: Ints, generations: Ints) -> Bools:
         return np.full((FORMAT.layers, len(slots)), self.whole)
@@ -114,7 +122,9 @@ class FakeClient:
     def announce(self, pages: Sequence[NewPage], transfer: str | None = None) -> None:
         self.announced += pages
 
-    def open_transfer(self, transfer: str, names: Sequence[PageName], total_tokens: int, push_to: str | None) -> None:
+    def open_transfer(
+        self, transfer: str, names: Sequence[PageName], total_tokens: int, push_to: str | None, *, final: bool = False
+    ) -> None:
         self.opened.append((transfer, total_tokens, push_to))
 
     def milestone(self, transfer: str, stage: Stage, *, reason: str = "", tokens: int = 0) -> None:

@@ -416,7 +416,7 @@ def test_what_was_generated_goes_to_the_node_of_the_next_turns_prefill(engine: E
         engine.step(request, position, 1)
     engine.half.finished(request, [0, 1])
     assert engine.late() == []
-    assert engine.client.opened == [("r/home", 96, "127.0.0.1:9")]
+    assert engine.client.opened == [("r/home", 64, "127.0.0.1:9")]
 
 
 @pytest.mark.parametrize(("home", "generated"), [(None, 40), ("127.0.0.1:9", 3)])
@@ -430,3 +430,44 @@ def test_nothing_goes_home_without_a_home_or_a_generated_page(engine: Engine, ho
     engine.half.finished(request, [0, 1])
     engine.late()
     assert engine.client.opened == []
+
+
+def test_requests_that_share_a_prefix_write_it_once(engine: Engine) -> None:
+    """Both searched before either wrote."""
+    first, second = engine.arrive(prompt(100, "first")), engine.arrive(prompt(100, "second"))
+    assert len(engine.step(first, 0, 100)) == 4
+    assert engine.step(second, 64, 36) == []
+    leg = handoff_params(PrefillLeg(transfer="t", push_to=None))
+    third = engine.arrive(prompt(100, "third", kv_transfer_params=leg))
+    assert engine.step(third, 64, 36) == []
+    engine.half.finished(third, [0, 1])
+    engine.late()
+    assert engine.client.milestones == [("t", Stage.STARTED), ("t", Stage.LAST_CHUNK)]
+
+
+def test_a_page_of_another_request_that_was_given_up_or_evicted_is_written_again(engine: Engine) -> None:
+    first, second = engine.arrive(prompt(96, "first")), engine.arrive(prompt(96, "second"))
+    engine.step(first, 0, 96)
+    assert engine.client.arena is not None
+    engine.client.arena.gone = {engine.client.announced[1].slot}
+    assert engine.step(second, 64, 32) == [(32, 32)]
+
+
+def test_an_evicted_page_is_no_unfilled_one(engine: Engine) -> None:
+    request = engine.arrive(prompt(64))
+    engine.step(request, 0, 64)
+    assert engine.client.arena is not None
+    engine.client.arena.whole = False
+    engine.client.arena.gone = {page.slot for page in engine.client.announced}
+    engine.late()
+    assert engine.client.suspected == []
+
+
+def test_a_page_without_a_slot_is_counted_once(engine: Engine) -> None:
+    request = engine.arrive(prompt(96))
+    engine.client.slots_left = 0
+    for computed in (0, 32, 64):
+        engine.step(request, computed, 32)
+    engine.half.finished(request, [0, 1])
+    engine.late()
+    assert sum(report.get("pages_not_saved_no_slot", 0) for report in engine.client.reports) == 3
