@@ -229,7 +229,7 @@ async def _hang_up_after(http: web.Request, response: web.StreamResponse) -> Non
 
 
 async def _name_response(http: web.Request, response: web.StreamResponse) -> None:
-    response.headers["x-request-id"] = http.get(_ID, "")
+    response.headers.setdefault("x-request-id", http.get(_ID, ""))
     response.headers["server"] = "kvrelay"
 
 

@@ -17,6 +17,7 @@ from kvrelay.config import Config
 from kvrelay.errors import Misconfigured
 from kvrelay.fleet.brain import Brain
 from kvrelay.protocol import engine_key
+from kvrelay.router.connection import Connection
 from kvrelay.router.desk import Desk
 from kvrelay.router.feed import FeedServer
 from kvrelay.router.gateway import Gateway
@@ -114,13 +115,23 @@ def _bind(host: str, port: int, setting: str) -> socket.socket:
 @contextlib.asynccontextmanager
 async def _site(app: web.Application, sock: socket.socket) -> AsyncIterator[None]:
     """``app`` served on ``sock``; a client that hangs up cancels its handler."""
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S)
     await runner.setup()
     try:
-        await web.SockSite(runner, sock, backlog=1024).start()
-        yield
+        listening = await _listening(runner.server, sock)
+        try:
+            yield
+        finally:
+            listening.close()
     finally:
         await runner.cleanup()
+
+
+async def _listening(server: web.Server | None, sock: socket.socket) -> asyncio.Server:
+    """A site of aiohttp's would make connections of its own class."""
+    assert server is not None, "the runner is set up"
+    loop = asyncio.get_running_loop()
+    return await loop.create_server(lambda: Connection(server, loop), sock=sock, backlog=1024)
 
 
 def _address(sock: socket.socket) -> str:
