@@ -17,8 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 
-from kvrelay.config import ClusterConfig, Config, ModelConfig, RouterConfig, StoreConfig, WorkerConfig
+from benchmarks import handoff
+from benchmarks.handoff import MODEL
+from kvrelay.config import ClusterConfig, Config
 from kvrelay.deploy.engine import engine_spec
 from kvrelay.deploy.local import LocalCluster
 from kvrelay.deploy.model import fetch
@@ -27,20 +30,16 @@ from kvrelay.deploy.server import plain_engine
 
 LENGTHS = (512, 2048)
 ROUNDS = 12
-MODEL = "smollm2"
 RESULTS = Path(__file__).parent / "results" / "overhead.json"
 
 rng = random.Random(2)
 
 
 def config() -> Config:
-    return Config(
-        model=ModelConfig(name=MODEL),
-        router=RouterConfig(port=0, control_port=0),
-        store=StoreConfig(arena_bytes=2 << 30),
-        worker=WorkerConfig(kv_cache_bytes=512 << 20, max_batched_tokens=512, cpus="0"),
-        cluster=ClusterConfig(prefill=0, decode=0, colocated=1),
-    )
+    """One worker that does both, on one core."""
+    base = handoff.config()
+    worker = msgspec.structs.replace(base.worker, cpus="0")
+    return msgspec.structs.replace(base, worker=worker, cluster=ClusterConfig(prefill=0, decode=0, colocated=1))
 
 
 @contextlib.asynccontextmanager
