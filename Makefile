@@ -33,7 +33,7 @@ lint: install $(VENV)/.dev
 	@$(BIN)/mypy
 
 bench: install ## run every benchmark in benchmarks/
-	@set -e; for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file; done
+	@set -e; for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python -m benchmarks.$$(basename $$file .py); done
 
 docs: install reference $(VENV)/.docs ## build the documentation into site/, strictly
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
