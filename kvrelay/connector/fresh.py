@@ -6,6 +6,7 @@ A request's own search may be older than another's saves. Nothing is remembered 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 
 from kvrelay.store.arena import Arena
 from kvrelay.types import PageName, SlotRef
@@ -35,6 +36,11 @@ class FreshPages:
         self._slots[name] = slot
         if len(self._slots) > MAX_PAGES:
             self._slots.popitem(last=False)
+
+    def forget(self, names: Iterable[PageName]) -> None:
+        """These pages turned out unusable."""
+        for name in names:
+            self._slots.pop(name, None)
 
     def has(self, name: PageName) -> bool:
         """Whether the page is whole or on its way: its slot was neither given away nor given up."""

@@ -6,7 +6,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -22,7 +22,7 @@ from kvrelay.errors import Malformed
 from kvrelay.protocol import DecodeLeg, NewPage, PrefillLeg, read_handoff
 from kvrelay.store.arena import Arena
 from kvrelay.store.client import StoreClient
-from kvrelay.types import Engine, SlotRef, Stage
+from kvrelay.types import Engine, PageName, SlotRef, Stage
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +37,8 @@ class Tracked:
     """A load of this request failed: the rest is computed, or the engine would ask for ever."""
     load: LoadJob | None = None
     """In flight: from the allocation of blocks to the worker's report."""
+    load_names: list[PageName] = field(default_factory=list)
+    """Names of the load's pages, from the prompt's first one on."""
     transfers: tuple[str, ...] = ()
     """Transfers that bring this request's pages (decode leg)."""
     home: str | None = None
@@ -157,6 +159,7 @@ class SchedulerHalf:
             return
         end = self._loadable_tokens(request, lookup)
         tracked.load = self._load_job(request, lookup, blocks, end - external_tokens, end)
+        tracked.load_names = lookup.names
         loaded = set(range(len(lookup.usable())))
         tracked.saves.mark_present(loaded, request.num_tokens)
         self._new_loads.append(tracked.load)
@@ -270,6 +273,8 @@ class SchedulerHalf:
             if bad:
                 tracked.no_load = True
                 tracked.saves.forget_from(bad[0] * self._engine.block_tokens)
+                # What could not be loaded is not there, whoever wrote it: the store hears of it only later.
+                self._fresh.forget(tracked.load_names[bad[0] * self._engine.block_tokens // self._page_tokens :])
                 good = max(0, bad[0] * self._engine.block_tokens - load.begin)
             for transfer in tracked.transfers:
                 self._client.milestone(transfer, Stage.LOADED, tokens=good)

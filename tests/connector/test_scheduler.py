@@ -471,3 +471,15 @@ def test_a_page_without_a_slot_is_counted_once(engine: Engine) -> None:
     engine.half.finished(request, [0, 1])
     engine.late()
     assert sum(report.get("pages_not_saved_no_slot", 0) for report in engine.client.reports) == 3
+
+
+def test_a_page_of_ones_own_that_could_not_be_loaded_is_written_again(engine: Engine) -> None:
+    """The store forgets a damaged page only when it hears of it; until then its slot looks sound."""
+    first = engine.arrive(prompt(100, "first"))
+    engine.step(first, 0, 100)
+    engine.client.here = set(names_of(first))
+    second = engine.arrive(prompt(100, "second"))
+    engine.half.matched_tokens(second, 0)
+    engine.half.allocated(second, [4, 5], 100)
+    engine.half.loads_finished(["second"], {5})
+    assert engine.step(second, 64, 36) == [(64, 32), (96, 4)]
