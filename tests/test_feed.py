@@ -249,7 +249,7 @@ async def test_a_clean_end_says_goodbye() -> None:
     await router.close()
 
 
-async def test_a_router_that_stops_reading_is_left_and_dialled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_router_that_stops_reading_is_left_and_dialled_again() -> None:
     router = Router()
     async with feeding(router.address) as feed:
         await eventually(lambda: router.count(Heartbeat) >= 1)

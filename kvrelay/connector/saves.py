@@ -89,8 +89,8 @@ class SaveProgress:
             self._mark_planned(start, tokens)
         self._skip_present()
         job = SaveJob(request.request_id, blocks, copies) if copies else None
-        short, self._short = max(0, len(wanted) - len(slots) - self._short), max(self._short, len(wanted) - len(slots))
-        return job, announced, short
+        counted, self._short = self._short, max(self._short, len(wanted) - len(slots))
+        return job, announced, self._short - counted
 
     def _without_fresh(
         self, due: list[tuple[PageName, int, int]], fresh: FreshPages

@@ -27,7 +27,6 @@ class WorkerHalf:
         self._index = {name: i for i, name in enumerate(kv_caches)}
         self._layout = BlockLayout(self._layers[0], write)
         self._loader = Loader(self._layers, self._layout, wait_s=load_wait_s)
-        self._plan: StepPlan | None = None
         self._saver: StepSaver | None = None
         self._bad_blocks: set[int] = set()
 
@@ -36,9 +35,9 @@ class WorkerHalf:
 
     def before_step(self, plan: StepPlan) -> None:
         """Copy what ended requests left behind, before this step overwrites their blocks; then start the loads."""
-        self._plan, self._saver = plan, None
+        self._saver = None
         if plan.late_saves:
-            saver = self._saver_for(plan.late_saves)
+            saver = self._saver_for(plan.late_saves, plan.epoch)
             for layer, kv_layer in enumerate(self._layers):
                 if saver is None or not self._save(saver, layer, kv_layer):
                     break
@@ -47,14 +46,19 @@ class WorkerHalf:
         for request_id in plan.cancels:
             self._loader.cancel(request_id)
         if plan.saves:
-            self._saver = self._saver_for(plan.saves)
+            self._saver = self._saver_for(plan.saves, plan.epoch)
 
-    def _saver_for(self, jobs: list[SaveJob]) -> StepSaver | None:
+    def _saver_for(self, jobs: list[SaveJob], epoch: int) -> StepSaver | None:
         arena = self._client.arena
-        if arena is None or self._plan is None or arena.epoch != self._plan.epoch:
+        if arena is None or arena.epoch != epoch:
             self._client.report({"saves_wrong_epoch": 1})
             return None
-        return StepSaver(arena, self._layout, jobs)
+        try:
+            return StepSaver(arena, self._layout, jobs)
+        except Exception:  # border: vLLM's forward goes on, whatever happens to a save
+            logger.exception("a step's pages could not be located; they are given up")
+            self._client.report({"saves_crashed": 1})
+            return None
 
     def save_layer(self, name: str) -> None:
         """The forward wrote one layer's K and V of this step."""
@@ -74,7 +78,7 @@ class WorkerHalf:
         return True
 
     def after_step(self) -> None:
-        self._plan, self._saver = None, None
+        self._saver = None
 
     def collect(self) -> set[str]:
         """Requests whose load ended since the last call."""

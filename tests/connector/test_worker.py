@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import cast
+
+import pytest
+import torch
+
+from kvrelay.connector.plan import PageCopy, SaveJob, StepPlan
+from kvrelay.connector.worker import WorkerHalf
+from kvrelay.store.arena import Arena
+from kvrelay.store.client import StoreClient
+from kvrelay.types import PageFormat
+from tests.connector import caches
+
+FORMAT = PageFormat(layers=2, kv_heads=caches.HEADS, head_dim=caches.HEAD_DIM, dtype="float32", page_tokens=32)
+
+
+class Client:
+    """An attached client that counts."""
+
+    def __init__(self, arena: Arena) -> None:
+        self.arena = arena
+        self.counts: dict[str, int] = {}
+
+    def ring(self) -> None: ...
+
+    def report(self, counts: dict[str, int]) -> None:
+        self.counts |= counts
+
+
+@pytest.fixture
+def worker() -> Iterator[tuple[WorkerHalf, Client]]:
+    arena = Arena.create(FORMAT, slots=4, epoch=1000)
+    client = Client(arena)
+    layers: dict[str, torch.Tensor] = {f"layer.{i}": caches.empty_cache() for i in range(FORMAT.layers)}
+    half = WorkerHalf(cast(StoreClient, client), layers, caches.write_dim_major, load_wait_s=1.0)
+    yield half, client
+    half.close()
+    arena.close()
+
+
+def plan_for(arena: Arena, blocks: list[int], *, late: bool, epoch: int | None = None) -> StepPlan:
+    ref = arena.occupy(1)
+    jobs = [SaveJob("r", blocks, [PageCopy(ref.slot, ref.generation, 0, 32)])]
+    plan = StepPlan(epoch=arena.epoch if epoch is None else epoch)
+    (plan.late_saves if late else plan.saves).extend(jobs)
+    return plan
+
+
+def run_step(half: WorkerHalf, plan: StepPlan) -> None:
+    half.before_step(plan)
+    for layer in range(FORMAT.layers):
+        half.save_layer(f"layer.{layer}")
+    half.after_step()
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_step_saves_all_layers(worker: tuple[WorkerHalf, Client], late: bool) -> None:
+    half, client = worker
+    run_step(half, plan_for(client.arena, [3], late=late))
+    assert client.arena._ready[:, 1].tolist() == [client.arena.epoch] * FORMAT.layers
+    assert client.counts == {}
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("blocks", [[], [10_000]])
+def test_a_save_that_cannot_work_is_counted_and_stops_no_forward(
+    worker: tuple[WorkerHalf, Client], blocks: list[int], late: bool
+) -> None:
+    half, client = worker
+    run_step(half, plan_for(client.arena, blocks, late=late))
+    assert client.counts == {"saves_crashed": 1}
+    assert not client.arena._ready[:, 1].any()
+
+
+def test_a_plan_for_another_arena_writes_nothing(worker: tuple[WorkerHalf, Client]) -> None:
+    half, client = worker
+    before = client.arena.data.copy()
+    run_step(half, plan_for(client.arena, [3], late=False, epoch=7))
+    assert client.counts == {"saves_wrong_epoch": 1}
+    assert (client.arena.data == before).all()
