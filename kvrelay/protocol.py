@@ -15,7 +15,7 @@ import msgspec
 from kvrelay.errors import Malformed, Refused
 from kvrelay.types import PageFormat, PageName, SlotRef, Stage, StoreInfo, WorkerInfo
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 MAX_FRAME_BYTES = 4 << 20
 """Longest message: 100k page names are 1.8 MB."""
 MAX_PAYLOAD_BYTES = 64 << 20
@@ -120,6 +120,8 @@ class NewPage(msgspec.Struct, frozen=True, array_like=True):
     """Valid tokens; fewer than ``page_tokens`` for the partial last page of a prompt."""
     parent: PageName | None = None
     """The page before it in its chain, when the writer knows: parents are evicted after their children."""
+    shards: int = 1
+    """How many writers fill it, each its share of the KV heads: the ranks of a tensor-parallel engine."""
 
 
 class Announce(Message, frozen=True, kw_only=True):
@@ -172,6 +174,7 @@ class Held(msgspec.Struct, frozen=True, array_like=True):
     slot: SlotRef
     tokens: int
     complete: bool
+    shards: int = 1
 
 
 class Acquired(Message, frozen=True, kw_only=True):
@@ -237,10 +240,12 @@ class PushOpen(Message, frozen=True, kw_only=True):
 
 
 class PushPages(Message, frozen=True, kw_only=True):
-    """Pages ``first, first + 1, ...`` of the transfer's names exist at the sender. Answered by ``PushWanted``."""
+    """These pages of the transfer's names exist at the sender. Answered by ``PushWanted``."""
 
     transfer: str
     indices: list[int]
+    shards: int = 1
+    """Of each of them; pages of other writers are offered by another message."""
 
 
 class PushWanted(Message, frozen=True, kw_only=True):
@@ -251,11 +256,11 @@ class PushWanted(Message, frozen=True, kw_only=True):
 
 
 class Segment(msgspec.Struct, frozen=True, array_like=True):
-    """One layer of one page, in the payload that follows; ``checksum`` is over exactly those bytes."""
+    """One layer of one page, in the payload that follows; ``checksums``: of each shard's share of those bytes."""
 
     page: int
     layer: int
-    checksum: int
+    checksums: list[int]
 
 
 class Segments(Message, frozen=True, kw_only=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import NewType
+from typing import NamedTuple, NewType
 
 import msgspec
 
@@ -35,14 +35,16 @@ class Role(StrEnum):
 
 
 class PageFormat(Value, frozen=True, kw_only=True):
-    """Shape of a canonical page: ``[layer][K|V][token][kv_head][head_dim]``.
+    """Shape of a canonical page: ``[layer][kv_head][K|V][token][head_dim]``.
 
-    A page of ``t`` tokens (``t <= page_tokens``) is stored compactly: each layer's segment holds
-    K of its ``t`` tokens, then V of them, at the start of that layer's fixed stride.
+    A page of ``t`` tokens (``t <= page_tokens``) is stored compactly: each layer's segment holds, head after head,
+    K of its ``t`` tokens and then V of them, at the start of that layer's fixed stride. Heads come first, so that
+    those of one tensor-parallel rank are one run.
     """
 
     layers: int
     kv_heads: int
+    """Of the whole model, however many ranks share them."""
     head_dim: int
     dtype: str
     page_tokens: int
@@ -69,6 +71,22 @@ class PageFormat(Value, frozen=True, kw_only=True):
     def tokens_of(self, index: int, total_tokens: int) -> int:
         """Valid tokens of page ``index`` of a prompt of ``total_tokens``."""
         return min(self.page_tokens, total_tokens - index * self.page_tokens)
+
+
+class Shard(NamedTuple):
+    """The run of KV heads that one of ``of`` writers of a page fills; ``of`` divides the format's ``kv_heads``."""
+
+    number: int
+    of: int
+
+    def heads(self, kv_heads: int) -> slice:
+        """Which of ``kv_heads`` heads."""
+        share = kv_heads // self.of
+        return slice(self.number * share, (self.number + 1) * share)
+
+
+WHOLE = Shard(0, 1)
+"""All heads: the page has one writer."""
 
 
 class Fingerprint(Value, frozen=True, kw_only=True):

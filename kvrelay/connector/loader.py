@@ -11,13 +11,12 @@ from queue import SimpleQueue
 
 import numpy as np
 import torch
-import xxhash
 
 from kvrelay.connector.layout import BlockLayout, token_slots
 from kvrelay.connector.plan import LoadJob
 from kvrelay.connector.saver import arena_layer
-from kvrelay.store.arena import Arena
-from kvrelay.types import SlotRef
+from kvrelay.store.arena import Arena, checksums
+from kvrelay.types import PageFormat, SlotRef
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +45,7 @@ class _Load:
         self._page_tokens = arena.format.page_tokens
         self.numbers = np.array([page.slot for page in job.pages], dtype=np.int64)
         self.generations = np.array([page.generation for page in job.pages], dtype=np.int64)
+        self._shards = {page.shards for page in job.pages}
         self.usable = len(job.pages)
         self.layer = 0
         self._fewest_missing = len(job.pages) + 1
@@ -114,11 +114,13 @@ class _Load:
         self.layer += 1
 
     def _verify(self, staged: torch.Tensor) -> None:
-        raw = staged.view(torch.uint8).numpy()
-        expected = self.arena.checksums(self.numbers[: self.usable], self.layer)
-        token_bytes = self.arena.format.token_layer_bytes
+        raw = staged.view(torch.uint8).numpy().reshape(-1).data
+        row = self.arena.format.segment_bytes
+        slots = self.numbers[: self.usable]
+        published = {shards: self.arena.checksums(slots, self.layer, shards).tolist() for shards in self._shards}
         for index, page in enumerate(self.job.pages[: self.usable]):
-            if xxhash.xxh3_64_intdigest(raw[index, : page.tokens * token_bytes]) != int(expected[index]):
+            size = page.tokens * self.arena.format.token_layer_bytes
+            if checksums(raw[index * row : index * row + size], size // page.shards) != published[page.shards][index]:
                 self.suspects.append(SlotRef(page.slot, page.generation))
                 self.give_up_from(index, "load_bad_checksum")
                 return
@@ -132,12 +134,11 @@ class _Load:
         pages = self.job.pages[: self.usable]
         tokens = pages[-1].tokens
         whole = len(pages) - (tokens < self._page_tokens)
-        shaped = staged[:whole].view(whole, 2, self._page_tokens, fmt.kv_heads, fmt.head_dim)
-        parts = [shaped[:, which].reshape(-1, fmt.kv_heads, fmt.head_dim) for which in range(2)]
+        parts = list(tokens_first(staged[:whole], fmt, self._page_tokens))
         if whole < len(pages):
-            valid = 2 * tokens * fmt.kv_heads * fmt.head_dim
-            tail = staged[whole, :valid].view(2, tokens, fmt.kv_heads, fmt.head_dim)
-            parts = [torch.cat((parts[which], tail[which])) for which in range(2)]
+            valid = tokens * fmt.token_layer_bytes // staged.element_size()
+            tail = tokens_first(staged[whole:, :valid], fmt, tokens)
+            parts = [torch.cat(pair) for pair in zip(parts, tail, strict=True)]
         first = pages[0].start
         skip = max(0, self.job.begin - first)
         return parts[0][skip:], parts[1][skip:], first + skip
@@ -149,6 +150,13 @@ class _Load:
             first = max(self.job.begin, self.job.pages[self.usable].start) // size
             bad = frozenset(self.job.blocks[first : -(-self.job.end // size)])
         return LoadResult(self.job.request_id, bad, tuple(self.suspects), self.counts)
+
+
+def tokens_first(segments: torch.Tensor, format: PageFormat, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """K and V, each ``[pages * tokens, kv_head, head_dim]``, of one layer's segments ``[pages, elements]``."""
+    shaped = segments.view(len(segments), format.kv_heads, 2, tokens, format.head_dim).transpose(1, 3)
+    key, value = (shaped[:, :, which].reshape(-1, format.kv_heads, format.head_dim) for which in range(2))
+    return key, value
 
 
 class Loader:

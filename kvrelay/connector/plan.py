@@ -14,6 +14,8 @@ class PageCopy:
     start: int
     """Position of the page's first token in the request."""
     tokens: int
+    shards: int = 1
+    """How many writers share its heads."""
 
 
 @dataclass(frozen=True, slots=True)

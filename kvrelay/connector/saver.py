@@ -81,7 +81,7 @@ class StepSaver:
     def _save_full(self, full: _Full, layer: int, kv_layer: torch.Tensor) -> None:
         key, value = self._layout.gather(kv_layer, full.blocks, full.offsets)
         pages = len(full.numbers)
-        staged = torch.stack((key.reshape(pages, -1), value.reshape(pages, -1)), dim=1).view(pages, -1)
+        staged = canonical(key, value, pages).view(pages, -1)
         # Of the source, not of the arena: bytes that another writes into the slot must not be vouched for.
         raw = staged.view(torch.uint8).numpy()
         sums = np.array([xxhash.xxh3_64_intdigest(row) for row in raw], dtype=np.uint64)
@@ -94,7 +94,7 @@ class StepSaver:
     def _save_part(self, part: _Part, layer: int, kv_layer: torch.Tensor) -> None:
         page = part.page
         key, value = self._layout.gather(kv_layer, part.blocks, part.offsets)
-        staged = torch.cat((key.reshape(-1), value.reshape(-1)))
+        staged = canonical(key, value, 1).view(-1)
         checksum = xxhash.xxh3_64_intdigest(staged.view(torch.uint8).numpy())
         if _is_current(self._arena, page):
             target = torch.frombuffer(self._arena.segment(page.slot, layer, page.tokens), dtype=kv_layer.dtype)
@@ -104,6 +104,13 @@ class StepSaver:
 
 def _is_current(arena: Arena, page: PageCopy) -> bool:
     return arena.is_current(SlotRef(page.slot, page.generation))
+
+
+def canonical(key: torch.Tensor, value: torch.Tensor, pages: int) -> torch.Tensor:
+    """``[pages, kv_head, K|V, token, head_dim]`` of keys and values ``[pages * token, kv_head, head_dim]``."""
+    _, heads, head_dim = key.shape
+    parts = [part.view(pages, -1, heads, head_dim).transpose(1, 2) for part in (key, value)]
+    return torch.stack(parts, dim=2)
 
 
 def arena_layer(arena: Arena, layer: int, dtype: torch.dtype) -> torch.Tensor:

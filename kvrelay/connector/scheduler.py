@@ -169,7 +169,7 @@ class SchedulerHalf:
         for index, page in enumerate(lookup.usable()):
             start = index * self._page_tokens
             if start + page.tokens > begin:
-                pages.append(PageCopy(page.slot.slot, page.slot.generation, start, page.tokens))
+                pages.append(PageCopy(page.slot.slot, page.slot.generation, start, page.tokens, page.shards))
         return LoadJob(request.request_id, list(blocks), pages, begin, end)
 
     # ------------------------------------------------------------ every step

@@ -1,14 +1,16 @@
 """Pages of one format in memory that the store and its clients map together.
 
 It must never decide anything: which page lives in which slot is the catalog's business. Columns of
-``generation``, ``state`` and ``tokens`` are written by the store alone; a slot's writer writes its bytes,
-its checksums and last its ``ready`` marks, so a mark that is there vouches for what it covers.
+``generation``, ``state`` and ``tokens`` are written by the store alone; a slot's writers write their bytes,
+their checksums and last their ``ready`` marks, so a mark that is there vouches for what it covers. Marks are kept
+per layer and KV head, because the ranks of a tensor-parallel engine write one page together.
 """
 
 from __future__ import annotations
 
 import ctypes
 import fcntl
+import math
 import mmap
 import os
 from enum import IntEnum
@@ -16,12 +18,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from kvrelay.errors import Incompatible, Malformed
-from kvrelay.types import DTYPE_BYTES, PageFormat, SlotRef
+from kvrelay.types import DTYPE_BYTES, WHOLE, PageFormat, Shard, SlotRef
 
 _MAGIC = 0x316C6572766B  # "kvrel1"
-_LAYOUT_VERSION = 1
+_LAYOUT_VERSION = 2
 _MEMORY_PAGE = 4096
 _HEADER = np.dtype([(name, np.int64) for name in ("magic", "version", "epoch", "slots", "stride", "geometry")])
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -60,8 +63,13 @@ def _geometry(format: PageFormat) -> int:
 
 
 def _meta_bytes(format: PageFormat, slots: int) -> int:
-    used = _MEMORY_PAGE + 8 * slots * (3 + 2 * format.layers)
+    used = _MEMORY_PAGE + 8 * slots * (3 + 2 * format.layers * format.kv_heads)
     return -(-used // _MEMORY_PAGE) * _MEMORY_PAGE
+
+
+def checksums(run: memoryview, part_bytes: int) -> list[int]:
+    """Checksum of each part of a run without gaps."""
+    return [xxhash.xxh3_64_intdigest(run[start : start + part_bytes]) for start in range(0, len(run), part_bytes)]
 
 
 class Arena:
@@ -77,11 +85,13 @@ class Arena:
         self._view = memoryview(self._map)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self._header = np.frombuffer(self._map, _HEADER, 1)
-        columns = np.frombuffer(self._map, np.int64, slots * (3 + format.layers), _MEMORY_PAGE)
+        shape = (format.layers, format.kv_heads, slots)
+        columns = np.frombuffer(self._map, np.int64, 3 * slots + math.prod(shape), _MEMORY_PAGE)
         self._generation, self._state, self._tokens = columns[: 3 * slots].reshape(3, slots)
-        self._ready = columns[3 * slots :].reshape(format.layers, slots)
+        self._ready = columns[3 * slots :].reshape(shape)
         sums_at = _MEMORY_PAGE + columns.nbytes
-        self._checksum = np.frombuffer(self._map, np.uint64, slots * format.layers, sums_at).reshape(-1, slots)
+        self._checksum = np.frombuffer(self._map, np.uint64, math.prod(shape), sums_at).reshape(shape)
+        """Of the run of heads that begins at this one; the other heads of a run have none."""
         self.data = np.frombuffer(self._map, np.uint8, slots * self.stride, self._data_offset).reshape(slots, -1)
 
     @classmethod
@@ -125,7 +135,7 @@ class Arena:
     # ------------------------------------------------------------ readers and writers
 
     def segment(self, slot: int, layer: int, tokens: int) -> memoryview:
-        """The valid bytes of one layer of one page, writable: K of its ``tokens`` tokens, then V of them."""
+        """The valid bytes of one layer of one page, writable: head after head, K of its ``tokens`` tokens, then V."""
         start = self._data_offset + slot * self.stride + layer * self.format.segment_bytes
         return self._view[start : start + tokens * self.format.token_layer_bytes]
 
@@ -142,37 +152,45 @@ class Arena:
         ends = [*starts[1:], len(layers)]
         return [self.span(slot, layers[start], end - start) for start, end in zip(starts, ends, strict=True)]
 
-    def publish(self, ref: SlotRef, layer: int, checksum: int) -> bool:
-        """Mark ``layer`` as in. False, and nothing written, when ``ref`` is stale."""
+    def publish(self, ref: SlotRef, layer: int, checksum: int, shard: Shard = WHOLE) -> bool:
+        """Mark ``layer`` as in, as far as ``shard`` goes. False, and nothing written, when ``ref`` is stale."""
         if not self.is_current(ref):
             return False
-        self._checksum[layer, ref.slot] = checksum
-        self._ready[layer, ref.slot] = ref.generation
+        heads = shard.heads(self.format.kv_heads)
+        self._checksum[layer, heads.start, ref.slot] = checksum
+        self._ready[layer, heads, ref.slot] = ref.generation
         return True
 
     def publish_layers(self, ref: SlotRef, layers: list[int], checksums: list[int]) -> bool:
         """``publish`` for several layers of one page."""
         if not self.is_current(ref):
             return False
-        self._checksum[layers, ref.slot] = checksums
-        self._ready[layers, ref.slot] = ref.generation
+        self._checksum[layers, 0, ref.slot] = checksums
+        self._ready[layers, :, ref.slot] = ref.generation
         return True
 
-    def publish_segments(self, segments: list[tuple[SlotRef, int]], checksums: list[int]) -> None:
-        """``publish`` for segments (reference, layer) of any pages; stale ones are left out."""
+    def publish_segments(self, segments: list[tuple[SlotRef, int]], checksums: list[list[int]]) -> None:
+        """Mark segments (reference, layer) of any pages as in; ``checksums``: one a shard. Stale ones are left out.
+
+        All pages must have equally many shards.
+        """
         if not segments:
             return
         where = np.array([(ref.slot, ref.generation, layer) for ref, layer in segments], np.int64)
         current = self._generation[where[:, 0]] == where[:, 1]
         slots, generations, layers = where[current].T
-        self._checksum[layers, slots] = np.array(checksums, np.uint64)[current]
-        self._ready[layers, slots] = generations
+        sums = np.array(checksums, np.uint64)[current]
+        self._checksum[layers[:, None], self._first_heads(sums.shape[1]), slots[:, None]] = sums
+        self._ready[layers, :, slots] = generations[:, None]
 
-    def publish_many(self, slots: Ints, generations: Ints, layer: int, checksums: Checksums) -> None:
+    def publish_many(
+        self, slots: Ints, generations: Ints, layer: int, checksums: Checksums, shard: Shard = WHOLE
+    ) -> None:
         """``publish`` for many pages at once; stale ones are left out."""
         current = self._generation[slots] == generations
-        self._checksum[layer, slots[current]] = checksums[current]
-        self._ready[layer, slots[current]] = generations[current]
+        heads = shard.heads(self.format.kv_heads)
+        self._checksum[layer, heads.start, slots[current]] = checksums[current]
+        self._ready[layer][heads, slots[current]] = generations[current]
 
     def is_current(self, ref: SlotRef) -> bool:
         """Whether ``ref`` still names what its slot holds."""
@@ -200,20 +218,27 @@ class Arena:
         """Valid tokens of the page, 0 when ``ref`` is stale or not announced yet."""
         return int(self._tokens[ref.slot]) if self.is_current(ref) else 0
 
-    def ready(self, slots: Ints, generations: Ints, layer: int) -> Bools:
-        """Which of the pages hold ``layer``. A stale reference is never ready."""
-        mine: Bools = (self._ready[layer, slots] == generations) & (self._generation[slots] == generations)
+    def ready(self, slots: Ints, generations: Ints, layer: int, shard: Shard = WHOLE) -> Bools:
+        """Which of the pages hold all heads of ``shard`` of ``layer``. A stale reference is never ready."""
+        heads = shard.heads(self.format.kv_heads)
+        marked: Bools = (self._ready[layer][heads, slots] == generations).all(axis=0)
+        mine: Bools = marked & (self._generation[slots] == generations)
         return mine
 
     def ready_layers(self, slots: Ints, generations: Ints) -> Bools:
         """``[layers, pages]``: which layers of which pages are in."""
-        mine: Bools = (self._ready[:, slots] == generations) & (self._generation[slots] == generations)
+        marked: Bools = (self._ready[:, :, slots] == generations).all(axis=1)
+        mine: Bools = marked & (self._generation[slots] == generations)
         return mine
 
-    def checksums(self, slots: Ints, layer: int | Ints) -> Checksums:
-        """Checksums of ``layer`` (one for all, or one a slot) as its writers published them."""
-        sums: Checksums = self._checksum[layer, slots]
+    def checksums(self, slots: Ints, layers: int | Ints, shards: int = 1) -> Checksums:
+        """``[slots, shards]``: checksums of a layer (one for all, or one a slot) as its writers published them."""
+        columns = np.broadcast_to(layers, slots.shape)[:, None]
+        sums: Checksums = self._checksum[columns, self._first_heads(shards), slots[:, None]]
         return sums
+
+    def _first_heads(self, shards: int) -> Ints:
+        return np.arange(shards) * (self.format.kv_heads // shards)
 
     def populate(self, slot: int) -> None:
         """Have the slot's memory mapped here before it is written: first touches cost more than the copy.
@@ -254,7 +279,7 @@ class Arena:
         self.fd, self.slots, self._view = -1, 0, memoryview(b"")
         nothing: npt.NDArray[Any] = np.empty((0, 0), np.int64)
         self._generation = self._state = self._tokens = nothing[0:0, 0:0].reshape(0)
-        self._ready, self._checksum = nothing, nothing.astype(np.uint64)
+        self._ready, self._checksum = nothing[None], nothing[None].astype(np.uint64)
         self.data = nothing.astype(np.uint8)
 
 

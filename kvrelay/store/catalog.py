@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from kvrelay.protocol import NewPage
 from kvrelay.store.arena import SlotState
 from kvrelay.store.counts import Counts
 from kvrelay.store.eviction import EvictionOrder
@@ -59,21 +60,19 @@ class Catalog:
             refs.append(ref)
         return refs
 
-    def announce(
-        self, writer: Writer, ref: SlotRef, name: PageName, tokens: int, parent: Page | None, now: float
-    ) -> Page | None:
-        """A granted slot starts to be filled as ``name``. None, and counted, when it was not granted to ``writer``."""
-        shelf = writer.granted.pop(ref, None)
+    def announce(self, writer: Writer, new: NewPage, parent: Page | None, now: float) -> Page | None:
+        """A granted slot starts to be filled as ``new``. None, and counted, when it was not granted to ``writer``."""
+        shelf = writer.granted.pop(new.slot, None)
         if shelf is None:
             self.counts.add("stale_refs")
             return None
-        shelf.arena.set_tokens(ref.slot, tokens)
-        page = Page(name, shelf, ref, tokens, writer, now)
-        self._slots[shelf, ref.slot] = page
+        shelf.arena.set_tokens(new.slot.slot, new.tokens)
+        page = Page(new.name, shelf, new.slot, new.tokens, writer, now, new.shards)
+        self._slots[shelf, new.slot.slot] = page
         writer.filling.add(page)
         self.filling(shelf).add(page)
-        if name in self.pages:
-            self.spares.setdefault(name, []).append(page)
+        if new.name in self.pages:
+            self.spares.setdefault(new.name, []).append(page)
         else:
             self._enter(page, parent)
         return page
@@ -141,7 +140,7 @@ class Catalog:
         for page in list(writer.filling):
             self.fail(page, free_at)
         for ref, shelf in writer.granted.items():
-            page = Page(PageName(b""), shelf, ref, 0, writer, 0.0, SlotState.FAILED, free_at=free_at)
+            page = Page(PageName(b""), shelf, ref, 0, writer, 0.0, state=SlotState.FAILED, free_at=free_at)
             shelf.arena.set_state(ref.slot, SlotState.FAILED)
             self.failed[page] = None
         writer.granted.clear()

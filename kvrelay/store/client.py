@@ -165,7 +165,7 @@ class StoreClient:
         return wait(self._ask(lambda id: Describe(id=id), Described)).counts
 
     def put(self, name: PageName, payload: bytes | memoryview, tokens: int) -> None:
-        """Store one page: per layer K, then V of ``tokens`` tokens. Everybody finds it once this returns.
+        """Store one page: per layer and KV head K, then V of ``tokens`` tokens. Everybody finds it once this returns.
 
         Raises ``Lost``, ``Overloaded``, ``ValueError``.
         """
@@ -184,7 +184,7 @@ class StoreClient:
     def get_many(self, names: Sequence[PageName]) -> list[bytes | None]:
         """``get`` for many pages, with one question to the store."""
         arena = self._mapped()
-        return read_pages(self, names, lambda _, page: read_page(arena, page.slot, page.tokens))
+        return read_pages(self, names, lambda _, page: read_page(arena, page.slot, page.tokens, page.shards))
 
     def get_into(self, names: Sequence[PageName], targets: Sequence[memoryview]) -> list[bool]:
         """``get_many`` into the caller's memory; False, and what is in the target means nothing, for a miss."""
@@ -192,7 +192,9 @@ class StoreClient:
         return [
             bool(read)
             for read in read_pages(
-                self, names, lambda at, page: read_page_into(arena, page.slot, page.tokens, targets[at]) or None
+                self,
+                names,
+                lambda at, page: read_page_into(arena, page.slot, page.tokens, targets[at], page.shards) or None,
             )
         ]
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import xxhash
 
 from kvrelay.errors import Lost
-from kvrelay.store.arena import Arena
+from kvrelay.store.arena import Arena, checksums
 from kvrelay.types import SlotRef
 
 
@@ -30,30 +29,25 @@ def write_page(arena: Arena, ref: SlotRef, payload: bytes | memoryview, tokens: 
     arena.publish_layers(ref, layers, checksums(source, size))
 
 
-def read_page(arena: Arena, ref: SlotRef, tokens: int) -> bytes | None:
+def read_page(arena: Arena, ref: SlotRef, tokens: int, shards: int = 1) -> bytes | None:
     """A copy of a pinned page; None when a layer is missing, a checksum is wrong or the slot moved on."""
     copy = b"".join(arena.views(ref.slot, list(range(arena.format.layers)), tokens))
-    return copy if is_intact(arena, ref, copy) and arena.is_current(ref) else None
+    return copy if is_intact(arena, ref, copy, shards) and arena.is_current(ref) else None
 
 
-def read_page_into(arena: Arena, ref: SlotRef, tokens: int, target: memoryview) -> bool:
+def read_page_into(arena: Arena, ref: SlotRef, tokens: int, target: memoryview, shards: int = 1) -> bool:
     """``read_page`` into the caller's memory; False when it holds nothing usable. Raises ValueError on its length."""
     offset = 0
     for view in arena.views(ref.slot, list(range(arena.format.layers)), tokens):
         target[offset : offset + len(view)] = view
         offset += len(view)
-    return is_intact(arena, ref, target[:offset]) and arena.is_current(ref)
+    return is_intact(arena, ref, target[:offset], shards) and arena.is_current(ref)
 
 
-def is_intact(arena: Arena, ref: SlotRef, copy: bytes | memoryview) -> bool:
-    """Whether ``copy``, all layers of one page, is what the page's writer published."""
+def is_intact(arena: Arena, ref: SlotRef, copy: bytes | memoryview, shards: int) -> bool:
+    """Whether ``copy``, all layers of one page, is what the page's ``shards`` writers published."""
     if not arena.ready_layers(np.array([ref.slot]), np.array([ref.generation])).all():
         return False
     layers = np.arange(arena.format.layers)
-    published: list[int] = arena.checksums(np.full(len(layers), ref.slot), layers).tolist()
-    return checksums(memoryview(copy), len(copy) // len(layers)) == published
-
-
-def checksums(run: memoryview, segment_bytes: int) -> list[int]:
-    """Checksum of each segment of a run without gaps."""
-    return [xxhash.xxh3_64_intdigest(run[start : start + segment_bytes]) for start in range(0, len(run), segment_bytes)]
+    published: list[int] = arena.checksums(np.full(len(layers), ref.slot), layers, shards).ravel().tolist()
+    return checksums(memoryview(copy), len(copy) // len(published)) == published

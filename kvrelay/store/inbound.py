@@ -14,6 +14,7 @@ from kvrelay.channel import Channel
 from kvrelay.errors import Malformed, Refused
 from kvrelay.protocol import (
     MAX_PAYLOAD_BYTES,
+    NewPage,
     PushClosed,
     PushDamaged,
     PushOpen,
@@ -22,13 +23,12 @@ from kvrelay.protocol import (
     Segment,
     Segments,
 )
-from kvrelay.store.arena import Arena, SlotState
-from kvrelay.store.copying import checksums
-from kvrelay.store.keeper import Keeper
+from kvrelay.store.arena import Arena, SlotState, checksums
+from kvrelay.store.keeper import Keeper, check_shards
 from kvrelay.store.page import Page
 from kvrelay.store.shelf import Shelf
 from kvrelay.store.transfers import Transfer, Way
-from kvrelay.types import PageName, SlotRef
+from kvrelay.types import PageName
 
 MAX_INCOMING = 1024
 """Open pushes on one link."""
@@ -73,7 +73,8 @@ class Landing:
 
     index: int
     layers: list[int]
-    checksums: list[int]
+    checksums: list[list[int]]
+    """Of each segment's shards."""
     views: list[memoryview]
     page: Page | None
 
@@ -141,10 +142,11 @@ class Inbound:
         incoming = self._incoming.get(message.transfer)
         if incoming is None:
             return  # refused or ended here; the sender has been told, or will be
-        wanted = self._want(incoming, list(dict.fromkeys(message.indices)))
+        check_shards(message.shards, incoming.shelf.arena.format.kv_heads)
+        wanted = self._want(incoming, list(dict.fromkeys(message.indices)), message.shards)
         await self._link.send(PushWanted(transfer=message.transfer, indices=wanted), stall_s=self._stall_s)
 
-    def _want(self, incoming: Incoming, offered: list[int]) -> list[int]:
+    def _want(self, incoming: Incoming, offered: list[int], shards: int) -> list[int]:
         """Make room for the pages that are lacking here; which of them should be sent."""
         catalog, now = self._keeper.catalog, self._clock()
         tokens = {index: incoming.tokens(index) for index in offered}
@@ -155,15 +157,14 @@ class Inbound:
         wanted, refused = lacking[: len(refs)], lacking[len(refs) :]
         for index, ref in zip(wanted, refs, strict=True):
             parent = catalog.find(incoming.names[index - 1]) if index else None
-            self._expect(incoming, index, ref, tokens[index], parent, now)
+            new = NewPage(incoming.names[index], ref, tokens[index], shards=shards)
+            self._expect(incoming, index, new, parent, now)
         if refused:
             self._keeper.transfers.give_up(incoming.transfer, [incoming.names[index] for index in refused], now)
         return wanted
 
-    def _expect(
-        self, incoming: Incoming, index: int, ref: SlotRef, tokens: int, parent: Page | None, now: float
-    ) -> None:
-        page = self._keeper.begin(self._writer, ref, incoming.names[index], tokens, parent, now)
+    def _expect(self, incoming: Incoming, index: int, new: NewPage, parent: Page | None, now: float) -> None:
+        page = self._keeper.begin(self._writer, new, parent, now)
         assert page is not None  # just granted
         self._keeper.catalog.pin(page, now)
         layers = incoming.shelf.arena.format.layers
@@ -209,8 +210,10 @@ class Inbound:
     def _place(self, incoming: Incoming, index: int, items: list[Segment]) -> Landing:
         """Slots for the layers of one page; its layers that are in already must not be written again."""
         arena, tokens = incoming.shelf.arena, incoming.tokens(index)
-        layers, checksums = [item.layer for item in items], [item.checksum for item in items]
+        layers, checksums = [item.layer for item in items], [item.checksums for item in items]
         wanted = incoming.wanted.get(index)
+        if wanted is not None and any(len(sums) != wanted.page.shards for sums in checksums):
+            raise Malformed(f"segments of page {index} do not have a checksum for each of its shards")
         if wanted is None or wanted.page.state is not SlotState.FILLING or not wanted.takes(layers):
             waste = self._waste(len(items) * tokens * arena.format.token_layer_bytes)
             return Landing(index, layers, checksums, waste, None)
@@ -221,10 +224,12 @@ class Inbound:
         arena = incoming.shelf.arena
         taken = [(landing, landing.page) for landing in landings if landing.page is not None]
         sound = [(landing, page) for landing, page in taken if _is_sound(arena, landing, page)]
-        arena.publish_segments(
-            [(page.ref, layer) for landing, page in sound for layer in landing.layers],
-            [checksum for landing, _ in sound for checksum in landing.checksums],
-        )
+        for _shards, group in groupby(sound, lambda pair: pair[1].shards):
+            alike = list(group)
+            arena.publish_segments(
+                [(page.ref, layer) for landing, page in alike for layer in landing.layers],
+                [sums for landing, _ in alike for sums in landing.checksums],
+            )
         for landing, _ in sound:
             self._verified(incoming, landing)
         damaged = {landing.index for landing, _ in taken}.difference(landing.index for landing, _ in sound)
@@ -272,5 +277,6 @@ class Inbound:
 
 
 def _is_sound(arena: Arena, landing: Landing, page: Page) -> bool:
-    size = page.tokens * arena.format.token_layer_bytes
-    return [checksum for view in landing.views for checksum in checksums(view, size)] == landing.checksums
+    size = page.tokens * arena.format.token_layer_bytes // page.shards
+    expected = [checksum for sums in landing.checksums for checksum in sums]
+    return [checksum for view in landing.views for checksum in checksums(view, size)] == expected

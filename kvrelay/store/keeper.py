@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from kvrelay.config import StoreConfig
 from kvrelay.errors import Malformed
-from kvrelay.protocol import Acquire, Acquired, Announce, Held, TransferEvent
+from kvrelay.protocol import Acquire, Acquired, Announce, Held, NewPage, TransferEvent
 from kvrelay.store.arena import SlotState
 from kvrelay.store.catalog import QUARANTINE_S, Catalog
 from kvrelay.store.copying import read_page
@@ -17,7 +17,7 @@ from kvrelay.store.pushes import Pushes
 from kvrelay.store.room import Room
 from kvrelay.store.shelf import Shelf
 from kvrelay.store.transfers import Transfer, Transfers, Way
-from kvrelay.types import PageName, SlotRef
+from kvrelay.types import PageFormat, PageName, SlotRef
 
 MAX_ID_LENGTH = 256
 """Of transfers and leases."""
@@ -81,25 +81,25 @@ class Keeper:
 
     # ------------------------------------------------------------ pages
 
-    def announce(self, writer: Writer, message: Announce, page_tokens: int, now: float) -> None:
+    def announce(self, writer: Writer, message: Announce, format: PageFormat, now: float) -> None:
         """Pages that a client starts to fill. Raises ``Malformed`` on one that cannot exist."""
+        page_tokens, kv_heads = format.page_tokens, format.kv_heads
         self._now = now
         before: Page | None = None
         for new in message.pages:
             check_name(new.name)
             if not 0 < new.tokens <= page_tokens:
                 raise Malformed(f"a page of {new.tokens} tokens does not exist; pages have up to {page_tokens}")
+            check_shards(new.shards, kv_heads)
             parent = before if new.parent is None else self.catalog.find(new.parent)
-            before = self.begin(writer, new.slot, new.name, new.tokens, parent, now)
+            before = self.begin(writer, new, parent, now)
         self.transfers.touch(message.transfer, now)
         self.progress(now)
 
-    def begin(
-        self, writer: Writer, ref: SlotRef, name: PageName, tokens: int, parent: Page | None, now: float
-    ) -> Page | None:
+    def begin(self, writer: Writer, new: NewPage, parent: Page | None, now: float) -> Page | None:
         """A granted slot starts to be filled; pushes that wait for the page hear of it."""
-        page = self.catalog.announce(writer, ref, name, tokens, parent, now)
-        if page is not None and self.catalog.find(name) is page:
+        page = self.catalog.announce(writer, new, parent, now)
+        if page is not None and self.catalog.find(new.name) is page:
             self.pushes.page_here(page, now)
         return page
 
@@ -127,7 +127,7 @@ class Keeper:
 
     def inspect(self, page: Page, now: float) -> None:
         """Look at a whole page that somebody found damaged; one that proves right stays."""
-        if page.state is SlotState.COMPLETE and read_page(page.shelf.arena, page.ref, page.tokens) is None:
+        if page.state is SlotState.COMPLETE and read_page(page.shelf.arena, page.ref, page.tokens, page.shards) is None:
             self.catalog.condemn(page, now)
 
     def acquire(self, writer: Writer, message: Acquire, now: float) -> Acquired:
@@ -198,7 +198,7 @@ class Keeper:
 
 
 def _held(page: Page) -> Held:
-    return Held(page.ref, page.tokens, page.state is SlotState.COMPLETE)
+    return Held(page.ref, page.tokens, page.state is SlotState.COMPLETE, page.shards)
 
 
 def check_id(id: str) -> None:
@@ -211,3 +211,9 @@ def check_name(name: PageName) -> None:
     """Raise ``Malformed`` unless ``name`` can be one."""
     if len(name) != 16:
         raise Malformed(f"a page name has 16 bytes, not {len(name)}")
+
+
+def check_shards(shards: int, kv_heads: int) -> None:
+    """Raise ``Malformed`` unless ``shards`` writers can share ``kv_heads`` heads evenly."""
+    if shards < 1 or kv_heads % shards:
+        raise Malformed(f"{shards} writers cannot share {kv_heads} KV heads evenly")

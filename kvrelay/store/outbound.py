@@ -88,8 +88,7 @@ class Outbound:
         if push.problem:
             await self._close(link, push)
             return False
-        offer = push.next_offer(self._clock())
-        if offer is not None:
+        while (offer := push.next_offer(self._clock())) is not None:
             await link.send(offer, stall_s=self._stall_s)
         batch = push.next_batch()
         if batch is not None:

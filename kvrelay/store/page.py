@@ -36,6 +36,8 @@ class Page:
     writer: Writer
     moved_at: float
     """When its last layer came in, on the store's clock."""
+    shards: int = 1
+    """Writers that fill it together, each its share of the KV heads."""
     state: SlotState = SlotState.FILLING
     layers_in: int = 0
     pins: int = 0

@@ -93,13 +93,15 @@ class Push:
         return any(held is page for held in self._pages.values())
 
     def next_offer(self, now: float) -> PushPages | None:
-        """Pages to ask the peer about."""
+        """Pages to ask the peer about, all of equally many shards; call again for the others."""
         if not self._fresh:
             return None
-        offer, self._fresh = self._fresh, []
+        shards = self._pages[self._fresh[0]].shards
+        offer = [index for index in self._fresh if self._pages[index].shards == shards]
+        self._fresh = [index for index in self._fresh if self._pages[index].shards != shards]
         self._offers.append(offer)
         self.waits_since = now if self.waits_since is None else self.waits_since
-        return PushPages(transfer=self.transfer.id, indices=offer)
+        return PushPages(transfer=self.transfer.id, indices=offer, shards=shards)
 
     def answer(self, wanted: Iterable[int], now: float) -> None:
         """The peer's answer to the oldest open offer. Raises ``Malformed``."""
@@ -116,7 +118,7 @@ class Push:
         self._sent = np.concatenate([self._sent, unsent], axis=1)
 
     def next_batch(self) -> Batch | None:
-        """Layers that came in since the last batch. They count as sent from now on."""
+        """Layers that came in since the last batch, of pages of equally many shards. They count as sent from now on."""
         if not self._wanted:
             return None
         pages = [self._pages[index] for index in self._wanted]
@@ -125,13 +127,15 @@ class Push:
         columns, layers = np.nonzero((self._arena.ready_layers(slots, generations) & ~self._sent).T)
         if not len(columns):
             return None
+        shards = np.array([page.shards for page in pages], np.int64)
+        alike = shards[columns] == shards[columns[0]]
         limit = max(1, BATCH_BYTES // self._arena.format.segment_bytes)
-        columns, layers = columns[:limit], layers[:limit]
+        columns, layers = columns[alike][:limit], layers[alike][:limit]
         self._sent[layers, columns] = True
-        checksums = self._arena.checksums(slots[columns], layers).tolist()
+        checksums = self._arena.checksums(slots[columns], layers, int(shards[columns[0]])).tolist()
         return self._batch(pages, columns.tolist(), layers.tolist(), checksums)
 
-    def _batch(self, pages: list[Page], columns: list[int], layers: list[int], checksums: list[int]) -> Batch:
+    def _batch(self, pages: list[Page], columns: list[int], layers: list[int], checksums: list[list[int]]) -> Batch:
         wanted = self._wanted
         items = [Segment(wanted[c], layer, s) for c, layer, s in zip(columns, layers, checksums, strict=True)]
         views: list[memoryview] = []

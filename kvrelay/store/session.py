@@ -125,8 +125,7 @@ class Session:
         now = self._clock()
         match message:
             case Announce():
-                page_tokens = self._attached().arena.format.page_tokens
-                self._keeper.announce(self._writer, message, page_tokens, now)
+                self._keeper.announce(self._writer, message, self._attached().arena.format, now)
             case OpenTransfer():
                 self._open(message, self._attached(), now)
             case Milestone():

@@ -14,7 +14,7 @@ from kvrelay.connector.loader import Loader, LoadResult
 from kvrelay.connector.plan import LoadJob, PageCopy, SaveJob
 from kvrelay.connector.saver import StepSaver
 from kvrelay.store.arena import Arena, Checksums, Ints, SlotState
-from kvrelay.types import PageFormat
+from kvrelay.types import WHOLE, PageFormat, Shard
 from tests.connector import caches
 
 LAYERS = 3
@@ -166,12 +166,12 @@ def reuse_slot(arena: Arena, page: PageCopy) -> None:
 
 
 def fail_writer(arena: Arena, page: PageCopy) -> None:
-    arena._ready[1, page.slot] = 0
+    arena._ready[1, :, page.slot] = 0
     arena.set_state(page.slot, SlotState.FAILED)
 
 
 def stop_writer(arena: Arena, page: PageCopy) -> None:
-    arena._ready[2, page.slot] = 0
+    arena._ready[2, :, page.slot] = 0
 
 
 @pytest.mark.parametrize(
@@ -202,8 +202,8 @@ def test_a_slot_reused_between_check_and_copy_is_a_miss(arena: Arena, receiver: 
     save(arena, pages)
     checksums = arena.checksums
 
-    def reuse_then_read(slots: Ints, layer: int) -> Checksums:
-        expected = checksums(slots, layer)
+    def reuse_then_read(slots: Ints, layer: int, shards: int) -> Checksums:
+        expected = checksums(slots, layer, shards)
         arena.vacate(pages[0].slot)
         return expected
 
@@ -256,9 +256,11 @@ def test_a_checksum_is_of_what_was_meant_to_be_written(arena: Arena, receiver: R
     pages = pages_for(arena, 32)
     publish = arena.publish_many
 
-    def scribble_then_publish(slots: Ints, generations: Ints, layer: int, checksums: Checksums) -> None:
+    def scribble_then_publish(
+        slots: Ints, generations: Ints, layer: int, checksums: Checksums, shard: Shard = WHOLE
+    ) -> None:
         arena.data[pages[0].slot, 7] ^= 1
-        publish(slots, generations, layer, checksums)
+        publish(slots, generations, layer, checksums, shard)
 
     arena.publish_many = scribble_then_publish  # type: ignore[method-assign]
     save(arena, pages)

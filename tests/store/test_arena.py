@@ -9,7 +9,7 @@ import pytest
 
 from kvrelay.errors import Incompatible, Malformed
 from kvrelay.store.arena import Arena, SlotState, slot_stride
-from kvrelay.types import PageFormat, SlotRef
+from kvrelay.types import WHOLE, PageFormat, Shard, SlotRef
 
 FORMAT = PageFormat(layers=3, kv_heads=2, head_dim=8, dtype="bfloat16", page_tokens=4)
 
@@ -27,7 +27,7 @@ def test_two_mappings_see_the_same_bytes_and_marks(arena: Arena) -> None:
     slots, generations = np.array([2]), np.array([ref.generation])
     assert bytes(arena.segment(2, 1, 3)) == bytes(range(192))
     assert [bool(arena.ready(slots, generations, layer)[0]) for layer in range(3)] == [False, True, False]
-    assert arena.checksums(slots, 1).tolist() == [77]
+    assert arena.checksums(slots, 1).tolist() == [[77]]
     assert (other.epoch, other.slots, other.data.shape) == (1000, 5, (5, slot_stride(FORMAT)))
 
 
@@ -74,7 +74,7 @@ def test_publish_many_leaves_stale_references_out(arena: Arena) -> None:
     slots, generations = np.array([0, 1, 2]), np.array([ref.generation for ref in refs])
     arena.publish_many(slots, generations, 2, np.array([7, 8, 9], np.uint64))
     assert arena.ready(slots, generations, 2).tolist() == [True, False, True]
-    assert arena.checksums(slots, 2).tolist() == [7, 0, 9]
+    assert arena.checksums(slots, 2).tolist() == [[7], [0], [9]]
 
 
 @pytest.mark.parametrize("ref", [SlotRef(5, 1000), SlotRef(-1, 1000), SlotRef(0, 999), SlotRef(0, 0)])
@@ -134,3 +134,24 @@ def test_a_closed_arena_has_no_current_references_but_old_views_stay_valid(arena
 def test_the_status_line_tells_how_many_slots_are_in_use(arena: Arena) -> None:
     arena.occupy(0)
     assert repr(arena) == "<Arena epoch 0x3e8, 1 of 5 slots in use, 4096 bytes each>"
+
+
+def test_a_layer_is_in_when_all_its_shards_are(arena: Arena) -> None:
+    ref = arena.occupy(1)
+    where = np.array([ref.slot]), np.array([ref.generation])
+    first, second = Shard(0, 2), Shard(1, 2)
+    assert arena.publish(ref, 2, 11, first)
+    assert [bool(arena.ready(*where, 2, shard)[0]) for shard in (first, second, WHOLE)] == [True, False, False]
+    arena.publish_many(*where, 2, np.array([22], np.uint64), second)
+    assert [bool(arena.ready(*where, 2, shard)[0]) for shard in (first, second, WHOLE)] == [True, True, True]
+    assert arena.ready_layers(*where)[:, 0].tolist() == [False, False, True]
+    assert arena.checksums(where[0], 2, 2).tolist() == [[11, 22]]
+
+
+def test_segments_of_several_shards_are_published_together(arena: Arena) -> None:
+    refs = [arena.occupy(slot) for slot in range(2)]
+    arena.vacate(0)
+    arena.publish_segments([(refs[0], 0), (refs[1], 0), (refs[1], 2)], [[1, 2], [3, 4], [5, 6]])
+    slots, generations = np.array([0, 1]), np.array([ref.generation for ref in refs])
+    assert arena.ready_layers(slots, generations).T.tolist() == [[False] * 3, [True, False, True]]
+    assert arena.checksums(np.array([1, 1]), np.array([0, 2]), 2).tolist() == [[3, 4], [5, 6]]

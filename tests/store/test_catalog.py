@@ -7,6 +7,7 @@ import random
 import pytest
 
 from kvrelay.errors import Refused
+from kvrelay.protocol import NewPage
 from kvrelay.store.arena import SlotState
 from kvrelay.store.catalog import QUARANTINE_S, Catalog
 from kvrelay.store.counts import Counts
@@ -39,7 +40,7 @@ class Store:
         refs = self.catalog.grant(writer, self.shelf, 1, self.now)
         if not refs:
             return None
-        return self.catalog.announce(writer, refs[0], name(number), tokens, parent, self.now)
+        return self.catalog.announce(writer, NewPage(name(number), refs[0], tokens), parent, self.now)
 
     def fill(self, page: Page, layers: int = 2) -> None:
         for layer in range(layers):
@@ -174,8 +175,8 @@ def test_a_slot_that_was_not_granted_cannot_be_announced(store: Store) -> None:
     page = store.put(1)
     other = Writer("other")
     ref = store.catalog.grant(store.writers[0], store.shelf, 1, 0.0)[0]
-    assert store.catalog.announce(other, ref, name(2), 32, None, 0.0) is None
-    assert store.catalog.announce(store.writers[0], page.ref, name(2), 32, None, 0.0) is None
+    assert store.catalog.announce(other, NewPage(name(2), ref, 32), None, 0.0) is None
+    assert store.catalog.announce(store.writers[0], NewPage(name(2), page.ref, 32), None, 0.0) is None
     assert store.catalog.counts["stale_refs"] == 2
     store.check()
 

@@ -145,7 +145,7 @@ def test_an_owner_gives_back_what_stalled_before_it_knew() -> None:
     keeper = Keeper("s", StoreConfig(arena_bytes=1 << 20), epoch=7, emit=lambda event: None)
     shelf, writer = keeper.room.shelf(FORMAT), keeper.join("w/1", 0.0)
     (ref,) = keeper.catalog.grant(writer, shelf, 1, 0.0)
-    keeper.announce(writer, Announce(pages=[NewPage(page_name(1), ref, 8)]), 8, 0.0)
+    keeper.announce(writer, Announce(pages=[NewPage(page_name(1), ref, 8)]), FORMAT, 0.0)
     keeper.tick(FILL_STALL_S + 1)
     assert shelf.arena.is_failed(ref)
     keeper.suspect("w/1", shelf, [ref], FILL_STALL_S + 2)

@@ -71,7 +71,7 @@ async def ended(link: Channel) -> None:
 def segments(number: int, layers: range = range(FORMAT.layers), page: int = 0) -> tuple[Segments, list[memoryview]]:
     data = payload(number)
     parts = [memoryview(data)[layer * SEGMENT : (layer + 1) * SEGMENT] for layer in layers]
-    items = [Segment(page, layer, xxhash.xxh3_64_intdigest(part)) for layer, part in zip(layers, parts, strict=True)]
+    items = [Segment(page, layer, [xxhash.xxh3_64_intdigest(part)]) for layer, part in zip(layers, parts, strict=True)]
     return Segments(transfer="t", items=items, payload_bytes=sum(map(len, parts))), parts
 
 
@@ -134,7 +134,7 @@ async def test_a_wrong_checksum_fails_the_page_even_when_its_other_layers_are_ri
     async with peer(store) as link:
         await offer(link, 1)
         message, parts = segments(1)
-        bad = [*message.items[:-1], Segment(0, FORMAT.layers - 1, 12345)]
+        bad = [*message.items[:-1], Segment(0, FORMAT.layers - 1, [12345])]
         await link.send(Segments(transfer="t", items=bad, payload_bytes=message.payload_bytes), parts)
         await eventually(lambda: client.describe()["checksum_failures"] == 1)
         await link.send(*segments(1))
@@ -178,8 +178,8 @@ BAD_FROM_PEER: list[Message] = [
     PushOpen(transfer="u", format=FORMAT, names=[page_name(1)], total_tokens=80),
     PushPages(transfer="t", indices=[99]),
     PushPages(transfer="t", indices=[-1]),
-    Segments(transfer="t", items=[Segment(5, 0, 0)], payload_bytes=SEGMENT),
-    Segments(transfer="t", items=[Segment(0, 0, 0)], payload_bytes=SEGMENT + 1),
+    Segments(transfer="t", items=[Segment(5, 0, [0])], payload_bytes=SEGMENT),
+    Segments(transfer="t", items=[Segment(0, 0, [0])], payload_bytes=SEGMENT + 1),
     Segments(transfer="t", items=[], payload_bytes=1 << 40),
     Segments(transfer="t", items=[], payload_bytes=-1),
     Segments(transfer="unknown", items=[], payload_bytes=0),

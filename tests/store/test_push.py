@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from kvrelay.protocol import NewPage
+from kvrelay.store.arena import checksums
 from kvrelay.store.client import StoreClient
-from kvrelay.types import SlotRef, Stage
+from kvrelay.types import Shard, SlotRef, Stage
 from tests.store.conftest import FORMAT, StoreProcess, eventually, page_name, payload
 from tests.store.test_client import is_idle, publish, take
 
@@ -329,3 +330,39 @@ def test_names_that_do_not_fit_the_prompt_end_that_link_or_transfer_alone(
     assert client.describe()["transfers_open"] == 0
     client.put(page_name(1), payload(1), 8)
     assert client.get(page_name(1)) == payload(1)
+
+
+def publish_shard(client: StoreClient, slot: SlotRef, data: bytes, shard: Shard) -> None:
+    """Write every layer's heads of ``shard``, as one rank of a tensor-parallel engine does."""
+    arena = client.arena
+    assert arena is not None
+    size = FORMAT.segment_bytes // shard.of
+    for layer in range(FORMAT.layers):
+        start = layer * FORMAT.segment_bytes + shard.number * size
+        part = data[start : start + size]
+        arena.segment(slot.slot, layer, FORMAT.page_tokens)[shard.number * size :][:size] = part
+        arena.publish(slot, layer, checksums(memoryview(part), size)[0], shard)
+
+
+def test_pages_of_several_writers_travel_whole_and_beside_those_of_one(pair: Pair) -> None:
+    shared, own = take(pair.writer, 2)
+    pair.writer.announce([NewPage(page_name(0), shared, 8, shards=2), NewPage(page_name(1), own, LAST_TOKENS)])
+    publish(pair.writer, own, payload(1, LAST_TOKENS), range(FORMAT.layers))
+    publish_shard(pair.writer, shared, payload(0), Shard(1, 2))
+    pair.open("t", 2)
+    eventually(lambda: pair.reader.exists([page_name(0), page_name(1)]) == [False, True])
+    publish_shard(pair.writer, shared, payload(0), Shard(0, 2))
+    pair.writer.ring()
+    eventually(lambda: pair.reader.describe()["transfers_arrived"] == 1)
+    check_all(pair.reader, 2)
+    held = pair.reader.acquire("l", [page_name(0)], 10).result(5).pages[0]
+    assert held is not None
+    assert held.shards == 2
+    pair.reader.release("l")
+
+
+@pytest.mark.parametrize("shards", [0, 3, 4, -1])
+def test_writers_that_cannot_share_the_heads_are_refused(pair: Pair, shards: int) -> None:
+    (slot,) = take(pair.writer, 1)
+    pair.writer.announce([NewPage(page_name(0), slot, 8, shards=shards)])
+    eventually(lambda: pair.writer.problem != "" or pair.writer.arena is None or not pair.writer.arena.is_current(slot))
