@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import msgspec
 
 from kvrelay.errors import Malformed, Refused
-from kvrelay.types import PageFormat, PageName, SlotRef, Stage, StoreInfo, WorkerInfo
+from kvrelay.types import PageFormat, PageName, SlotRef, Stage, StoreInfo, Transport, WorkerInfo
 
 WIRE_VERSION = 2
 MAX_FRAME_BYTES = 4 << 20
@@ -324,10 +324,22 @@ class TransferEvent(Message, frozen=True, kw_only=True):
     reason: str = ""
     tokens: int = 0
     """Tokens of the prompt (STARTED), tokens served from KV (LOADED)."""
+    transport: Transport = Transport.LOCAL
+    """What the bytes came by (ARRIVED)."""
     bytes: int = 0
     """Bytes that crossed the wire (ARRIVED)."""
+    pages: int = 0
+    """Pages that crossed the wire (ARRIVED)."""
+    runs: int = 0
+    """Pieces of memory without a gap into which they were received (ARRIVED)."""
     seconds: float = 0.0
-    """From the first segment sent to the last one in (ARRIVED)."""
+    """From the first byte in to the last page complete; most of it may be P's compute (ARRIVED)."""
+    moving_s: float = 0.0
+    """Of these, seconds in which payload was being received (ARRIVED)."""
+    late_bytes: int = 0
+    """Bytes that D's node still lacked when P had computed the last layer of the prompt's last page (SENT)."""
+    retries: int = 0
+    """How often a store began the transfer again, by another link or transport (SENT)."""
 
 
 AnyMessage = (

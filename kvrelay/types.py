@@ -149,12 +149,22 @@ class Stage(StrEnum):
     """P's engine scheduled the request's first chunk."""
     LAST_CHUNK = "last_chunk"
     """P's engine scheduled the chunk that ends the prompt: time to dispatch D."""
+    SENT = "sent"
+    """P's node store has sent everything that D's lacked; never when they share one."""
     ARRIVED = "arrived"
     """Every page of the prompt is complete in D's node store."""
     LOADED = "loaded"
     """D's engine holds the pages in its own KV cache (or gave up on some of them)."""
     FAILED = "failed"
     """No more pages will come; what arrived is valid."""
+
+
+class Transport(StrEnum):
+    """How a transfer's pages came from P's node store to D's."""
+
+    LOCAL = "local"
+    """Nothing crossed a wire: one store serves both, or D's had every page."""
+    TCP = "tcp"
 
 
 class SlotRef(msgspec.Struct, frozen=True, array_like=True):

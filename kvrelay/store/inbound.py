@@ -28,7 +28,7 @@ from kvrelay.store.keeper import Keeper, check_shards
 from kvrelay.store.page import Page
 from kvrelay.store.shelf import Shelf
 from kvrelay.store.transfers import Transfer, Way
-from kvrelay.types import PageName
+from kvrelay.types import PageName, Transport
 
 MAX_INCOMING = 1024
 """Open pushes on one link."""
@@ -180,10 +180,14 @@ class Inbound:
             await self._link.recv_into(self._waste(message.payload_bytes), stall_s=self._stall_s)
             return
         landings = self._land(incoming, message)
-        self._keeper.transfers.received(incoming.transfer, 0, self._clock())
-        await self._link.recv_into([view for landing in landings for view in landing.views], stall_s=self._stall_s)
+        views = [view for landing in landings for view in landing.views]
+        traffic = incoming.transfer.traffic
+        self._keeper.transfers.touch(incoming.transfer.id, self._clock())
+        with traffic.arriving(Transport.TCP, self._clock):
+            await self._link.recv_into(views, stall_s=self._stall_s)
+        traffic.add(message.payload_bytes, len(views))
         self._keeper.counts.add("bytes_received", message.payload_bytes)
-        self._keeper.transfers.received(incoming.transfer, message.payload_bytes, self._clock())
+        self._keeper.transfers.touch(incoming.transfer.id, self._clock())
         damaged = self._verify(incoming, landings)
         self._keeper.progress(self._clock())
         if damaged:
@@ -248,6 +252,7 @@ class Inbound:
     def _complete(self, incoming: Incoming, index: int) -> None:
         page = incoming.wanted.pop(index).page
         self._keeper.counts.add("pages_received")
+        incoming.transfer.traffic.pages += 1
         self._keeper.catalog.unpin(page)
 
     # ------------------------------------------------------------ ends

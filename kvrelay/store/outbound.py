@@ -84,6 +84,7 @@ class Outbound:
     async def _advance(self, link: Channel, push: Push) -> bool:
         if push.transfer.id not in self._opened:
             self._opened.add(push.transfer.id)
+            push.queued_bytes = lambda: link.queued_bytes
             await link.send(push.opening, stall_s=self._stall_s)
         if push.problem:
             await self._close(link, push)
@@ -153,4 +154,4 @@ class Outbound:
             self._keeper.counts.add("pushes_failed")
             self._keeper.transfers.fail(push.transfer, problem, self._clock())
         else:
-            self._keeper.transfers.finish(push.transfer, self._clock())
+            self._keeper.transfers.finish(push.transfer, push.late_bytes, self._clock())

@@ -6,7 +6,7 @@ A page stays pinned from the moment it is offered until it was sent, refused, or
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -49,6 +49,11 @@ class Push:
         """Since when the peer owes an answer."""
         self.problem = ""
         """Why it cannot be completed; its link tells the peer and ends it."""
+        self.queued_bytes: Callable[[], int] = lambda: 0
+        """Bytes that were handed to its link and that the peer's machine did not take yet."""
+        self._out_bytes = 0
+        self._out_when_whole: int | None = None
+        """Bytes that had reached the peer when the prompt's last layer was here."""
         self._arena = shelf.arena
         self._catalog = catalog
         self._absent = {name: index for index, name in enumerate(transfer.names)}
@@ -125,6 +130,8 @@ class Push:
         slots = np.array([page.ref.slot for page in pages], np.int64)
         generations = np.array([page.ref.generation for page in pages], np.int64)
         columns, layers = np.nonzero((self._arena.ready_layers(slots, generations) & ~self._sent).T)
+        # After the look, so that no layer is sent that the note does not know: its bell may not have been heard yet.
+        self.note_progress()
         if not len(columns):
             return None
         shards = np.array([page.shards for page in pages], np.int64)
@@ -148,6 +155,7 @@ class Push:
 
     def settle(self, batch: Batch) -> None:
         """``batch`` is out: let go of the pages that are done."""
+        self._out_bytes += batch.message.payload_bytes
         if not batch.done:
             return
         for index in batch.done:
@@ -158,6 +166,26 @@ class Push:
         keep = [position for position, index in enumerate(self._wanted) if index not in done]
         self._wanted = [self._wanted[position] for position in keep]
         self._sent = self._sent[:, keep]
+
+    def note_progress(self) -> None:
+        """Look whether the prefill has ended: whether every layer of every page of the prompt is here.
+
+        The sender counts what is left then, because it alone knows the moment: two nodes' clocks differ by more than a
+        hand-off takes. What the peer's machine has not taken counts as left, what it has taken as moved.
+        """
+        if self._out_when_whole is None and not self._absent and self._is_whole():
+            self._out_when_whole = max(0, self._out_bytes - self.queued_bytes())
+
+    def _is_whole(self) -> bool:
+        """The pages that were let go do not count: the peer has them, or all their layers were here and were sent."""
+        slots = np.array([page.ref.slot for page in self._pages.values()], np.int64)
+        generations = np.array([page.ref.generation for page in self._pages.values()], np.int64)
+        return bool(self._arena.ready_layers(slots, generations).all())
+
+    @property
+    def late_bytes(self) -> int:
+        """Bytes that were still to move when the prefill ended; known once everything was sent."""
+        return self._out_bytes - (self._out_when_whole or 0)
 
     def close(self) -> None:
         """Let go of everything."""

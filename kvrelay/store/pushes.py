@@ -67,8 +67,10 @@ class Pushes:
     def wake(self, shelf: Shelf) -> None:
         """Layers came in on ``shelf``."""
         for push, its_shelf, wake in self._pushes.values():
-            if its_shelf is shelf and push.is_sending:
-                wake()
+            if its_shelf is shelf:
+                push.note_progress()
+                if push.is_sending:
+                    wake()
 
     def remove(self, push: Push) -> None:
         """``push`` has ended, one way or another."""

@@ -9,6 +9,7 @@ from enum import Enum
 from kvrelay.protocol import TransferEvent
 from kvrelay.store.counts import Counts
 from kvrelay.store.page import Writer
+from kvrelay.store.traffic import Traffic
 from kvrelay.types import PageName, Stage
 
 TRANSFER_TTL_S = 120.0
@@ -40,8 +41,8 @@ class Transfer:
     is_short: bool = False
     """A page will not come."""
     outcome: Stage | None = None
-    bytes: int = 0
-    first_at: float | None = None
+    traffic: Traffic = field(default_factory=Traffic)
+    """What came in for it from another store."""
 
     def __repr__(self) -> str:
         state = self.outcome or f"{len(self.expected)} of {len(self.names)} pages missing"
@@ -109,12 +110,6 @@ class Transfers:
         if transfer is not None:
             transfer.expires = now + TRANSFER_TTL_S
 
-    def received(self, transfer: Transfer, size_bytes: int, now: float) -> None:
-        """Payload is arriving for a transfer."""
-        transfer.first_at = now if transfer.first_at is None else transfer.first_at
-        transfer.bytes += size_bytes
-        transfer.expires = now + TRANSFER_TTL_S
-
     def page_complete(self, name: PageName, now: float) -> None:
         for transfer in self._awaited.pop(name, ()):
             transfer.expected.discard(name)
@@ -135,11 +130,15 @@ class Transfers:
             transfer.is_short = True
         self._settle(transfer, now)
 
-    def finish(self, transfer: Transfer, now: float) -> None:
-        """An outgoing transfer sent all that was wanted; the routers hear of it from the other side."""
+    def finish(self, transfer: Transfer, late_bytes: int, now: float) -> None:
+        """An outgoing transfer sent all that was wanted, ``late_bytes`` of it after the prefill.
+
+        The routers hear from the other side when it is all there.
+        """
         if transfer.is_open:
-            transfer.outcome = Stage.ARRIVED
+            transfer.outcome = Stage.SENT
             self._close(transfer, now)
+            self._emit(TransferEvent(store=self._store, transfer=transfer.id, stage=Stage.SENT, late_bytes=late_bytes))
 
     def fail(self, transfer: Transfer, reason: str, now: float) -> None:
         """No more pages will come or go; what arrived is valid."""
@@ -178,7 +177,7 @@ class Transfers:
             self.fail(transfer, "some pages did not come: no room, or damaged", now)
             return
         transfer.outcome = Stage.ARRIVED
-        seconds = 0.0 if transfer.first_at is None else now - transfer.first_at
+        traffic = transfer.traffic
         self._counts.add("transfers_arrived")
         self._close(transfer, now)
         self._emit(
@@ -187,8 +186,12 @@ class Transfers:
                 transfer=transfer.id,
                 stage=Stage.ARRIVED,
                 tokens=transfer.total_tokens,
-                bytes=transfer.bytes,
-                seconds=seconds,
+                transport=traffic.transport,
+                bytes=traffic.bytes,
+                pages=traffic.pages,
+                runs=traffic.runs,
+                seconds=traffic.duration_s(now),
+                moving_s=traffic.moving_s,
             )
         )
 

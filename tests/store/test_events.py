@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Callable
 from kvrelay.channel import Channel, Listener, bind_tcp
 from kvrelay.protocol import Heartbeat, Message, NewPage, RegisterStore, TransferEvent
 from kvrelay.store.client import StoreClient
-from kvrelay.types import Stage
-from tests.store.conftest import KEY, StoreProcess, page_name, payload
+from kvrelay.types import Stage, Transport
+from tests.store.conftest import FORMAT, KEY, StoreProcess, page_name, payload
 from tests.store.test_hostile import eventually
 
 Start = Callable[..., StoreProcess]
@@ -78,11 +78,45 @@ async def test_the_milestones_of_a_pushed_transfer_come_from_the_store_where_the
         await eventually(lambda: ("store-d", Stage.ARRIVED) in ear.stages("t"))
         reader.milestone("t", Stage.LOADED, tokens=24)
         await eventually(lambda: ("store-d", Stage.LOADED) in ear.stages("t"))
-        assert [stage for store, stage in ear.stages("t") if store == "store-p"] == [Stage.STARTED, Stage.LAST_CHUNK]
+        await eventually(lambda: ("store-p", Stage.SENT) in ear.stages("t"))
+        at_p = [stage for store, stage in ear.stages("t") if store == "store-p"]
+        assert (at_p[0], set(at_p[1:])) == (Stage.STARTED, {Stage.LAST_CHUNK, Stage.SENT})
         assert [stage for store, stage in ear.stages("t") if store == "store-d"] == [Stage.ARRIVED, Stage.LOADED]
         arrived = ear.event("t", Stage.ARRIVED)
-        assert (arrived.tokens, arrived.bytes) == (24, 3 * len(payload(0)))
-        assert 0 < arrived.seconds < 5
+        assert (arrived.tokens, arrived.bytes, arrived.pages) == (24, 3 * len(payload(0)), 3)
+        assert arrived.transport is Transport.TCP
+        assert 1 <= arrived.runs <= 3 * FORMAT.layers
+        assert 0 < arrived.moving_s <= arrived.seconds < 5
+        assert 0 < ear.event("t", Stage.SENT).late_bytes <= arrived.bytes
+
+
+async def test_whole_pages_are_one_run_each_and_what_is_there_before_the_push_is_late(
+    start_store: Start, connect: Connect
+) -> None:
+    async with listening() as ear:
+        p, d = [await asyncio.to_thread(start_store, name, 64, "", (ear.address,)) for name in ("store-p", "store-d")]
+        writer = connect(p, "p/1")
+        for number in range(3):
+            await asyncio.to_thread(writer.put, page_name(number), payload(number), 8)
+        writer.open_transfer("t", [page_name(number) for number in range(3)], 24, d.address)
+        await eventually(lambda: {stage for _, stage in ear.stages("t")} == {Stage.SENT, Stage.ARRIVED})
+        arrived = ear.event("t", Stage.ARRIVED)
+        assert (arrived.pages, arrived.runs) == (3, 3)
+        assert ear.event("t", Stage.SENT).late_bytes == arrived.bytes == 3 * len(payload(0))
+
+
+async def test_a_transfer_of_pages_that_the_other_side_has_moves_nothing_by_nothing(
+    start_store: Start, connect: Connect
+) -> None:
+    async with listening() as ear:
+        p, d = [await asyncio.to_thread(start_store, name, 64, "", (ear.address,)) for name in ("store-p", "store-d")]
+        for client in (connect(p, "p/1"), connect(d, "d/1")):
+            await asyncio.to_thread(client.put, page_name(1), payload(1), 8)
+        connect(p, "p/2").open_transfer("t", [page_name(1)], 8, d.address)
+        await eventually(lambda: {stage for _, stage in ear.stages("t")} == {Stage.SENT, Stage.ARRIVED})
+        arrived = ear.event("t", Stage.ARRIVED)
+        assert (arrived.transport, arrived.bytes, arrived.pages, arrived.runs) == (Transport.LOCAL, 0, 0, 0)
+        assert ear.event("t", Stage.SENT).late_bytes == 0
 
 
 async def test_a_prompt_that_is_there_already_arrives_at_once_with_no_bytes(
