@@ -1,0 +1,143 @@
+"""A law ``seconds = rates . amounts`` that learns from what really happened. It must never let one stall, or one
+starved input, bend it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from kvrelay.types import Value
+
+Floats = NDArray[np.float64]
+
+FORGETTING = 0.98
+"""Weight of an observation after the next one: fifty of them count, so a change is learned in about as many."""
+PRIOR_WEIGHT = 0.01
+"""The seed counts as a hundredth of an observation, for ever: it fills the directions that nothing was seen in."""
+KEPT = 64
+"""Errors kept, to state one's own and to tell what is an outlier."""
+CLIP_AFTER = 8
+CLIP_QUANTILE = 0.75
+"""A quarter of the observations may be outliers. More than that are news, and the limit grows to let them in."""
+CLIP_TIMES = 2.0
+MIN_CLIP = 0.05
+NEWS = 8
+"""So many errors in a row, all beyond the limit and on one side, are no outliers: the machine has changed."""
+MIN_SHARE = 0.01
+"""A rate that was learned to be nothing stays possible: a hundredth of what its seed says, when a law starts anew."""
+UNKNOWN_ERROR = 1.0
+"""What a law that has seen nothing says of itself: it may be off by as much as it predicts."""
+MIN_RATE = 1e-18
+
+
+class Fit(Value, frozen=True, kw_only=True):
+    """Least squares of the *relative* error, with forgetting, around a seed. All rates are >= 0.
+
+    Relative, because a law of prefills has to be right for ten tokens and for a hundred thousand; it also gives a stall
+    of ten times the usual time no more weight than any other observation. What the seed gets wrong by a factor (an
+    unknown machine) is learned first, from the median of a few observations; its shape is doubted only afterwards.
+    """
+
+    seed: tuple[float, ...]
+    """Rates before anything was seen, in seconds per unit of each amount."""
+    rates: tuple[float, ...]
+    """Rates now."""
+    normal: tuple[tuple[float, ...], ...]
+    """Decayed sums of ``a aT / s**2`` for amounts ``a`` that took ``s`` seconds."""
+    pull: tuple[float, ...]
+    """Decayed sums of ``a / s``."""
+    ratios: tuple[float, ...] = ()
+    """Logarithms of seen over seeded seconds, the last ones."""
+    errors: tuple[float, ...] = ()
+    """Logarithms of seen over predicted seconds, predicted before they were learned; the last ones."""
+    seen: int = 0
+
+    def seconds(self, *amounts: float) -> float:
+        """What the law predicts for one set of amounts."""
+        return _dot(self.rates, amounts)
+
+    def error(self, quantile: float = 0.5) -> float:
+        """Quantile of ``|predicted - seen| / seen`` over the last observations."""
+        if not self.errors:
+            return UNKNOWN_ERROR
+        return float(np.quantile(np.abs(np.expm1(-np.array(self.errors))), quantile))
+
+    def observe(self, amounts: Sequence[float], seconds: float) -> Fit:
+        """The law after ``amounts`` took ``seconds``. What cannot be a measurement changes nothing."""
+        predicted, seeded = _dot(self.rates, amounts), _dot(self.seed, amounts)
+        if not (0.0 < seconds < math.inf and 0.0 < seeded < math.inf and predicted > 0.0):
+            return self
+        error, limit = math.log(seconds / predicted), self._limit()
+        learned = self._learn(amounts, predicted * math.exp(max(-limit, min(limit, error))), seconds / seeded)
+        learned = msgspec.structs.replace(learned, errors=(*self.errors, error)[-KEPT:], seen=self.seen + 1)
+        return learned._renewed() if learned._changed(limit) else learned
+
+    def _learn(self, amounts: Sequence[float], seconds: float, ratio: float) -> Fit:
+        shares = np.array(amounts) / seconds
+        normal = FORGETTING * np.array(self.normal) + np.outer(shares, shares)
+        pull = FORGETTING * np.array(self.pull) + shares
+        ratios = (*self.ratios, math.log(ratio))[-KEPT:]
+        believed = math.exp(float(np.median(ratios))) * np.array(self.seed)
+        return msgspec.structs.replace(
+            self,
+            rates=_solve(believed, np.array(self.rates), normal, pull),
+            normal=tuple(map(tuple, normal.tolist())),
+            pull=tuple(pull.tolist()),
+            ratios=ratios,
+        )
+
+    def _limit(self) -> float:
+        """Largest error, as a logarithm, that is believed as it is."""
+        if self.seen < CLIP_AFTER:
+            return math.inf
+        usual = float(np.quantile(np.abs(np.array(self.errors)), CLIP_QUANTILE))
+        return max(MIN_CLIP, CLIP_TIMES * usual)
+
+    def _changed(self, limit: float) -> bool:
+        last = self.errors[-NEWS:]
+        return len(last) == NEWS and (min(last) > limit or max(last) < -limit)
+
+    def _renewed(self) -> Fit:
+        """The same shape, scaled to the last errors; what was learned before the change is let go."""
+        factor = math.exp(float(np.median(self.errors[-NEWS:])))
+        return msgspec.structs.replace(self.heir(factor), errors=self.errors[-NEWS:], seen=self.seen)
+
+    def heir(self, factor: float = 1.0) -> Fit:
+        """A law that believes this one, ``factor`` times as slow, and has seen nothing itself."""
+        scale = math.exp(float(np.median(self.ratios))) if self.ratios else 1.0
+        possible = [MIN_SHARE * scale * rate for rate in self.seed]
+        return start(*(factor * max(pair) for pair in zip(self.rates, possible, strict=True)))
+
+
+def start(*seed: float) -> Fit:
+    """A law that has seen nothing and believes ``seed``."""
+    rates = tuple(max(MIN_RATE, rate) for rate in seed)
+    zeros = (0.0,) * len(rates)
+    return Fit(seed=rates, rates=rates, normal=(zeros,) * len(rates), pull=zeros)
+
+
+def _dot(rates: Sequence[float], amounts: Sequence[float]) -> float:
+    return sum(rate * amount for rate, amount in zip(rates, amounts, strict=True))
+
+
+def _solve(believed: Floats, now: Floats, normal: Floats, pull: Floats) -> tuple[float, ...]:
+    """Rates that fit best around ``believed``; those that would be negative are zero.
+
+    Solved in units of ``now``, so that the prior weighs the same on a rate that its seed made far too small.
+    """
+    unit = np.maximum(now, MIN_SHARE * believed)
+    matrix = normal * np.outer(unit, unit) + PRIOR_WEIGHT * np.eye(len(unit))
+    target = pull * unit + PRIOR_WEIGHT * np.minimum(believed / unit, 1.0 / MIN_SHARE)
+    used = np.ones(len(unit), dtype=bool)
+    factors = np.zeros(len(unit))
+    while used.any():
+        factors[:] = 0.0
+        factors[used] = np.linalg.solve(matrix[np.ix_(used, used)], target[used])
+        if (factors >= 0.0).all():
+            break
+        used &= factors > 0.0
+    return tuple(np.maximum(MIN_RATE, factors * unit).tolist())
