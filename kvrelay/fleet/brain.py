@@ -174,7 +174,7 @@ class Brain:
         self.loads.reserve_prefill(pick.reservation)
         self._remember(leg, pick.worker)
         leg.send(f"{flight.request_id}/{leg.index}/{len(leg.tried)}", pick.reservation)
-        self.ledger.own(flight.request_id, leg.transfer, leg.prompt_tokens)
+        self.ledger.own(flight.request_id, leg.transfer, leg.prompt_tokens, len(leg.tried) - 1)
         flight.timeline.prefill_worker = pick.worker.name
         flight.timeline.decide("prefill", pick.choice)
         return PrefillOrder(
@@ -203,7 +203,7 @@ class Brain:
         leg.reached(LegState.FINISHED)
         leg.cached_tokens = min(cached_tokens, leg.prompt_tokens)
         self._release(leg)
-        flight.timeline.mark("prefill_finished", now)
+        flight.timeline.computed(leg.transfer, now)
         flight.heard_s = now
         return self._dispatch_if_ready(flight)
 
@@ -213,6 +213,7 @@ class Brain:
         leg = flight.legs[index]
         self._release(leg)
         leg.state = LegState.FAILED
+        flight.timeline.lost(leg.transfer)
         order = None if flight.dispatched else self._assign(flight, leg, now)
         if order is not None:
             return [SendPrefill(request_id=request_id, order=order)]

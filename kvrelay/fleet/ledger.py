@@ -5,28 +5,15 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
+from kvrelay.fleet.record import TransferRecord, gb_per_s
 from kvrelay.policy.route import Choice
 from kvrelay.protocol import TransferEvent
-from kvrelay.types import Stage
+from kvrelay.types import Stage, Transport
 
 KEPT_REQUESTS = 1000
 KEPT_CHOICES = 8
 """Choices kept of one request: those of its first prompts, and of its first retries."""
 KEPT_RUNNERS_UP = 3
-
-
-@dataclass
-class TransferSums:
-    """What the request's transfers moved, all prompts together."""
-
-    bytes: int = 0
-    seconds: float = 0.0
-    loaded: dict[str, int] = field(default_factory=dict)
-    """Tokens that D loaded, by transfer."""
-
-    @property
-    def loaded_tokens(self) -> int:
-        return sum(self.loaded.values())
 
 
 @dataclass
@@ -46,9 +33,8 @@ class Timeline:
     status: int | None = None
     """HTTP status of the answer; 499 when the client went away; None while running."""
     events: dict[str, float] = field(default_factory=lambda: {"received": 0.0})
-    transfer: TransferSums = field(default_factory=TransferSums)
-    transfers: dict[str, int] = field(default_factory=dict)
-    """Prompt tokens of each transfer."""
+    transfers: dict[str, TransferRecord] = field(default_factory=dict)
+    """One record a prompt and attempt, by the transfer's id."""
     decision: list[dict[str, object]] = field(default_factory=list)
 
     def decide(self, pool: str, choice: Choice) -> None:
@@ -58,7 +44,7 @@ class Timeline:
 
     def mark(self, event: str, now: float) -> None:
         """Note ``event``; of several legs the last one counts."""
-        self.events[event] = round(now - self.received_s, 6)
+        self.events[event] = self._since(now)
 
     def mark_first(self, event: str, now: float) -> None:
         """Note ``event`` unless it was seen before."""
@@ -71,16 +57,23 @@ class Timeline:
             self.mark_first("prefill_started", now)
         elif event.stage is not Stage.FAILED:
             self.mark(event.stage.value, now)
-        if event.stage is Stage.ARRIVED:
-            self.transfer.bytes += event.bytes
-            self.transfer.seconds = max(self.transfer.seconds, event.seconds)
-        elif event.stage is Stage.LOADED:
-            self._loaded(event)
+        record = self.transfers.get(event.transfer)
+        if record is not None:
+            self.transfers[event.transfer] = record.after(event, self._since(now))
 
-    def _loaded(self, event: TransferEvent) -> None:
-        """Every choice of a request reports its own load of the same pages: the largest is what was moved."""
-        tokens = max(event.tokens, self.transfer.loaded.get(event.transfer, 0))
-        self.transfer.loaded[event.transfer] = min(tokens, self.transfers.get(event.transfer, 0))
+    def computed(self, transfer: str, now: float) -> None:
+        """P answered the prompt of ``transfer``."""
+        self.mark("prefill_finished", now)
+        if transfer in self.transfers:
+            self.transfers[transfer] = self.transfers[transfer].computed(self._since(now))
+
+    def lost(self, transfer: str) -> None:
+        """The P of ``transfer`` failed: what has not arrived will not come."""
+        if transfer in self.transfers:
+            self.transfers[transfer] = self.transfers[transfer].lost("its prefill worker failed")
+
+    def _since(self, now: float) -> float:
+        return round(now - self.received_s, 6)
 
     def exposed_s(self) -> float | None:
         """Seconds of the hand-off that the prefill did not hide; None until both ends are known."""
@@ -106,18 +99,25 @@ class Timeline:
             "status": self.status,
             "events": dict(sorted(self.events.items(), key=lambda item: item[1])),
             "transfer": self._transfer(),
+            "transfers": [record.report() for record in self.transfers.values()] or None,
             "decision": self.decision or None,
         }
         return {key: value for key, value in known.items() if value is not None}
 
-    def _transfer(self) -> dict[str, float | int] | None:
+    def _transfer(self) -> dict[str, float | int | str] | None:
+        """What the request's transfers moved, all prompts together."""
         if not {"arrived", "loaded"} & self.events.keys():
             return None
-        sums = self.transfer
-        parts: dict[str, float | int | None] = {
-            "bytes": sums.bytes,
-            "seconds": sums.seconds,
-            "loaded_tokens": sums.loaded_tokens,
+        records = self.transfers.values()
+        size_bytes = sum(record.bytes for record in records)
+        wires = sorted({record.transport.value for record in records if record.bytes})
+        parts: dict[str, float | int | str | None] = {
+            "transport": "+".join(wires) or Transport.LOCAL.value,
+            "bytes": size_bytes,
+            "late_bytes": sum(record.late_bytes for record in records),
+            "seconds": max((record.seconds for record in records), default=0.0),
+            "gb_per_s": gb_per_s(size_bytes, sum(record.moving_s for record in records)),
+            "loaded_tokens": sum(record.loaded_tokens for record in records),
             "hidden_s": self.hidden_s(),
             "exposed_s": self.exposed_s(),
         }
@@ -145,11 +145,15 @@ class Ledger:
             for transfer in oldest.transfers:
                 self._owners.pop(transfer, None)
 
-    def own(self, request_id: str, transfer: str, prompt_tokens: int) -> None:
-        """From now on ``transfer``, of a prompt of ``prompt_tokens``, belongs to ``request_id``."""
+    def own(self, request_id: str, transfer: str, prompt_tokens: int, attempt: int = 0) -> None:
+        """From now on ``transfer``, of a prompt of ``prompt_tokens``, belongs to ``request_id``.
+
+        ``attempt``: how many P's were asked for the prompt before.
+        """
         if request_id in self._timelines:
             self._owners[transfer] = request_id
-            self._timelines[request_id].transfers[transfer] = prompt_tokens
+            record = TransferRecord(transfer=transfer, prompt_tokens=prompt_tokens, attempt=attempt)
+            self._timelines[request_id].transfers[transfer] = record
 
     def get(self, request_id: str) -> Timeline | None:
         return self._timelines.get(request_id)

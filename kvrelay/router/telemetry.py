@@ -12,6 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from kvrelay.fleet.ledger import Timeline
+from kvrelay.router.transfer_metrics import TransferMetrics
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
@@ -36,10 +37,9 @@ class Telemetry:
         self._prompt_tokens = self._counter("kvrelay_prompt_tokens", "Prompt tokens of answered requests.")
         self._cached_tokens = self._counter("kvrelay_cached_tokens", "Prompt tokens that P had cached.")
         self._output_tokens = self._counter("kvrelay_output_tokens", "Tokens written.")
-        self._moved_bytes = self._counter("kvrelay_transfer_bytes", "Bytes that crossed between stores.")
         self._ttft = self._histogram("kvrelay_ttft_seconds", "Request received to first event.")
         self._whole = self._histogram("kvrelay_request_seconds", "Request received to its end.")
-        self._exposed = self._histogram("kvrelay_transfer_exposed_seconds", "Hand-off that the prefill did not hide.")
+        self._transfers = TransferMetrics(self._registry)
 
     def __repr__(self) -> str:
         return "<Telemetry>"
@@ -62,12 +62,11 @@ class Telemetry:
             self._prompt_tokens.inc(timeline.prompt_tokens)
             self._cached_tokens.inc(timeline.cached_tokens or 0)
         self._output_tokens.inc(timeline.output_tokens)
-        self._moved_bytes.inc(timeline.transfer.bytes)
         self._whole.observe(timeline.events["finished"])
         if (first := timeline.events.get("first_token")) is not None:
             self._ttft.observe(first)
-        if (exposed := timeline.exposed_s()) is not None:
-            self._exposed.observe(exposed)
+        for record in timeline.transfers.values():
+            self._transfers.observe(record)
 
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format."""

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from kvrelay.fleet.ledger import Ledger, Timeline
+from kvrelay.fleet.record import TransferRecord
 from kvrelay.protocol import TransferEvent
-from kvrelay.types import Stage
+from kvrelay.types import Stage, Transport
+
+
+def records(**prompt_tokens: int) -> dict[str, TransferRecord]:
+    return {name: TransferRecord(transfer=name, prompt_tokens=tokens) for name, tokens in prompt_tokens.items()}
 
 
 def timeline(name: str = "r1", **events: float) -> Timeline:
@@ -28,7 +35,9 @@ def test_what_lies_after_the_prefill_is_exposed_and_the_rest_is_hidden(
 
 def test_what_is_not_known_is_left_out() -> None:
     report = timeline(loaded=3.0).report()
-    assert report["transfer"] == {"bytes": 0, "seconds": 0.0, "loaded_tokens": 0}
+    nothing = {"transport": "local", "bytes": 0, "late_bytes": 0, "seconds": 0.0, "loaded_tokens": 0}
+    assert report["transfer"] == nothing
+    assert "transfers" not in report
     assert "transfer" not in timeline().report()
     assert "prefill_worker" not in timeline().report()
     assert "status" not in timeline().report()
@@ -36,21 +45,43 @@ def test_what_is_not_known_is_left_out() -> None:
 
 def test_events_of_several_legs_keep_the_first_start_and_the_last_end() -> None:
     line = timeline()
-    line.transfers = {"t11.0": 7, "t12.0": 7}
-    for now in (11.0, 12.0):
+    line.transfers = records(t1=7, t2=7)
+    for transfer, now in (("t1", 11.0), ("t2", 12.0)):
         for stage in (Stage.STARTED, Stage.LAST_CHUNK, Stage.ARRIVED, Stage.LOADED):
-            event = TransferEvent(store="s", transfer=f"t{now}", stage=stage, bytes=5, seconds=now, tokens=7)
+            event = TransferEvent(store="s", transfer=transfer, stage=stage, bytes=5, seconds=now, tokens=7)
             line.note(event, now)
     assert line.events == {"received": 0.0, "prefill_started": 1.0, "last_chunk": 2.0, "arrived": 2.0, "loaded": 2.0}
-    assert (line.transfer.bytes, line.transfer.seconds, line.transfer.loaded_tokens) == (10, 12.0, 14)
+    sums: Any = line.report()["transfer"]
+    assert (sums["bytes"], sums["seconds"], sums["loaded_tokens"]) == (10, 12.0, 14)
 
 
 def test_loads_of_the_same_pages_by_several_choices_are_not_added_up() -> None:
     line = timeline()
-    line.transfers = {"t1": 100, "t2": 50}
+    line.transfers = records(t1=100, t2=50)
     for transfer, tokens in (("t1", 99), ("t1", 60), ("t2", 99), ("t1", 99), ("t2", 20), ("stranger", 9)):
         line.note(TransferEvent(store="s", transfer=transfer, stage=Stage.LOADED, tokens=tokens), 11.0)
-    assert line.transfer.loaded_tokens == 99 + 50
+    assert {name: record.loaded_tokens for name, record in line.transfers.items()} == {"t1": 99, "t2": 50}
+
+
+def test_the_transfers_of_a_request_are_listed_and_summed_up() -> None:
+    line = timeline(arrived=1.0)
+    line.transfers = records(t1=64, t2=64, t3=64)
+    for transfer, size in (("t1", 3_000_000), ("t2", 1_000_000), ("t3", 0)):
+        by = Transport.TCP if size else Transport.LOCAL
+        arrived = TransferEvent(
+            store="d", transfer=transfer, stage=Stage.ARRIVED, transport=by, bytes=size, moving_s=size / 2e9
+        )
+        line.note(arrived, 11.0)
+        line.note(TransferEvent(store="p", transfer=transfer, stage=Stage.SENT, late_bytes=size // 10), 11.0)
+    report: Any = line.report()
+    assert [(each["transfer"], each["transport"]) for each in report["transfers"]] == [
+        ("t1", "tcp"),
+        ("t2", "tcp"),
+        ("t3", "local"),
+    ]
+    sums = report["transfer"]
+    assert (sums["transport"], sums["bytes"], sums["late_bytes"]) == ("tcp", 4_000_000, 400_000)
+    assert sums["gb_per_s"] == pytest.approx(2.0)
 
 
 def test_the_last_requests_are_kept_and_their_transfers_with_them() -> None:

@@ -1,0 +1,61 @@
+"""Prometheus metrics of hand-offs. It reads the records of requests that are over, each once."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from kvrelay.fleet.record import TransferRecord
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+"""Finer at the short end than those of requests: a hand-off that is hidden well exposes milliseconds."""
+
+
+class TransferMetrics:
+    """Sums and distributions over transfers, by the transport that brought their bytes.
+
+    Speed is a quotient of two counters, bytes over moving seconds: over any span, and with equal weight for all bytes.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self._transfers = self._counter("kvrelay_transfers", "Transfers by what became of them.", "outcome")
+        self._retries = self._counter("kvrelay_transfer_retries", "Transfers begun again, at another P or otherwise.")
+        self._bytes = self._counter("kvrelay_transfer_bytes", "Bytes that crossed between stores.", "transport")
+        self._late_bytes = self._counter(
+            "kvrelay_transfer_late_bytes", "Bytes of these that were still to move when the prefill ended.", "transport"
+        )
+        self._pages = self._counter("kvrelay_transfer_pages", "Pages that crossed between stores.", "transport")
+        self._runs = self._counter(
+            "kvrelay_transfer_runs", "Pieces of memory without a gap that the bytes were received in.", "transport"
+        )
+        self._moving = self._counter(
+            "kvrelay_transfer_moving_seconds", "Time in which the bytes were coming in.", "transport"
+        )
+        self._hidden = self._histogram("kvrelay_transfer_hidden_seconds", "Hand-off beside the prefill.", "transport")
+        self._exposed = self._histogram(
+            "kvrelay_transfer_exposed_seconds", "Hand-off that the prefill did not hide.", "transport"
+        )
+
+    def __repr__(self) -> str:
+        return "<TransferMetrics>"
+
+    def _counter(self, name: str, sentence: str, *labels: str) -> Counter:
+        return Counter(name, sentence, labels, registry=self._registry)
+
+    def _histogram(self, name: str, sentence: str, *labels: str) -> Histogram:
+        return Histogram(name, sentence, labels, buckets=_SECONDS, registry=self._registry)
+
+    def observe(self, record: TransferRecord) -> None:
+        """Count one transfer of a request that is over."""
+        self._transfers.labels(record.outcome).inc()
+        self._retries.inc(record.restarts + (record.attempt > 0))
+        way = record.transport.value
+        self._bytes.labels(way).inc(record.bytes)
+        self._late_bytes.labels(way).inc(record.late_bytes)
+        self._pages.labels(way).inc(record.pages)
+        self._runs.labels(way).inc(record.runs)
+        self._moving.labels(way).inc(record.moving_s)
+        if record.hidden_s is not None:
+            self._hidden.labels(way).observe(record.hidden_s)
+        if record.exposed_s is not None:
+            self._exposed.labels(way).observe(record.exposed_s)
