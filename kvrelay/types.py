@@ -34,6 +34,17 @@ class Role(StrEnum):
         return self is not Role.PREFILL
 
 
+class Codec(StrEnum):
+    """How the bytes of pages travel over a link."""
+
+    RAW = "raw"
+    LOSSLESS = "lossless"
+    INT8 = "int8"
+    """Rounded, one scale for K or V of a KV head of a layer of a page."""
+    FP8 = "fp8"
+    """Rounded to e4m3, with the same scales."""
+
+
 class PageFormat(Value, frozen=True, kw_only=True):
     """Shape of a canonical page: ``[layer][kv_head][K|V][token][head_dim]``.
 
