@@ -190,15 +190,30 @@ def _moved(record: Mapping[str, Any], parts: list[Phase]) -> Text | None:
     transfer = record.get("transfer")
     if not transfer:
         return None
-    size_bytes = transfer.get("bytes") or 0
     computed_s = sum(part.seconds for part in parts if part.name == "prefill")
     hidden_s = min(computed_s, transfer.get("hidden_s") or 0.0)
-    way = f"{size_bytes / 1e6:,.1f} MB over the wire" if size_bytes else "in shared memory"
     text = Text("-- ", style="magenta")
     return text.append(
-        f"hand-off, hidden: for {_ms(0.0, hidden_s)} layers were handed over ({way}) while the prompt was computed",
+        f"hand-off, hidden: for {_ms(0.0, hidden_s)} layers were handed over ({_way(transfer)}) while the prompt was "
+        f"computed{_late(transfer)}",
         style="default",
     )
+
+
+def _way(transfer: Mapping[str, Any]) -> str:
+    """What the pages came by; the speed is that of the wire, without the waits for the next layer."""
+    size_bytes, speed = transfer.get("bytes") or 0, transfer.get("gb_per_s")
+    if not size_bytes:
+        return "in shared memory"
+    at = f" at {speed:.2g} GB/s" if speed else ""
+    return f"{size_bytes / 1e6:,.1f} MB over {transfer.get('transport') or 'the wire'}{at}"
+
+
+def _late(transfer: Mapping[str, Any]) -> str:
+    size_bytes, late_bytes = transfer.get("bytes") or 0, transfer.get("late_bytes")
+    if not size_bytes or late_bytes is None:
+        return ""
+    return f"; {late_bytes / size_bytes:.1%} of the bytes came after it"
 
 
 def _ms(start_s: float, end_s: float) -> str:

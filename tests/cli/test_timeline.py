@@ -158,6 +158,24 @@ def test_the_picture_fits_80_columns_and_is_readable_without_colour() -> None:
         assert word in " ".join(text.split())
 
 
+@pytest.mark.parametrize(
+    ("moved", "text"),
+    [
+        ({"bytes": 0, "late_bytes": 0, "transport": "local"}, "(in shared memory) while the prompt was computed"),
+        (
+            {"transport": "tcp", "gb_per_s": 1.249, "late_bytes": 71_654},
+            "(7.2 MB over tcp at 1.2 GB/s) while the prompt was computed; 1.0% of the bytes came after it",
+        ),
+        ({"transport": "tcp", "late_bytes": 0}, "(7.2 MB over tcp) while the prompt was computed; 0.0% of"),
+    ],
+)
+def test_how_the_pages_came_is_told(moved: dict[str, Any], text: str) -> None:
+    record = {**SPLIT, "transfer": {**SPLIT["transfer"], **moved}}
+    told = " ".join(drawn(record).split())
+    assert text in told
+    assert ("came after it" in told) == (record["transfer"]["bytes"] > 0)
+
+
 def test_the_hand_off_is_drawn_below_the_prefill_that_hides_it() -> None:
     bar, row = drawn(SPLIT).splitlines()[1:3]
     assert row.index("-") == bar.index("█")
