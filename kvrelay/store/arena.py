@@ -81,11 +81,14 @@ class Arena:
         self.fd = fd
         self.stride = slot_stride(format)
         self._data_offset = _meta_bytes(format, slots)
+        self._all_layers = list(range(format.layers))
+        self._page_bytes = format.page_bytes
         self._map = mmap.mmap(fd, self._data_offset + slots * self.stride)
         self._view = memoryview(self._map)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self._header = np.frombuffer(self._map, _HEADER, 1)
-        shape = (format.layers, format.kv_heads, slots)
+        # A slot's marks lie together: whoever writes or checks a whole page touches one run of memory, not one a layer.
+        shape = (slots, format.layers, format.kv_heads)
         columns = np.frombuffer(self._map, np.int64, 3 * slots + math.prod(shape), _MEMORY_PAGE)
         self._generation, self._state, self._tokens = columns[: 3 * slots].reshape(3, slots)
         self._ready = columns[3 * slots :].reshape(shape)
@@ -148,6 +151,9 @@ class Arena:
         """The segments of ``layers``, in that order, in as few views as their neighbourhood allows."""
         if tokens < self.format.page_tokens:
             return [self.segment(slot, layer, tokens) for layer in layers]
+        if layers == self._all_layers:
+            start = self._data_offset + slot * self.stride
+            return [self._view[start : start + self._page_bytes]]
         starts = [at for at in range(len(layers)) if at == 0 or layers[at] != layers[at - 1] + 1]
         ends = [*starts[1:], len(layers)]
         return [self.span(slot, layers[start], end - start) for start, end in zip(starts, ends, strict=True)]
@@ -157,16 +163,16 @@ class Arena:
         if not self.is_current(ref):
             return False
         heads = shard.heads(self.format.kv_heads)
-        self._checksum[layer, heads.start, ref.slot] = checksum
-        self._ready[layer, heads, ref.slot] = ref.generation
+        self._checksum[ref.slot, layer, heads.start] = checksum
+        self._ready[ref.slot, layer, heads] = ref.generation
         return True
 
     def publish_layers(self, ref: SlotRef, layers: list[int], checksums: list[int]) -> bool:
         """``publish`` for several layers of one page."""
         if not self.is_current(ref):
             return False
-        self._checksum[layers, 0, ref.slot] = checksums
-        self._ready[layers, :, ref.slot] = ref.generation
+        self._checksum[ref.slot, layers, 0] = checksums
+        self._ready[ref.slot, layers] = ref.generation
         return True
 
     def publish_segments(self, segments: list[tuple[SlotRef, int]], checksums: list[list[int]]) -> None:
@@ -180,8 +186,8 @@ class Arena:
         current = self._generation[where[:, 0]] == where[:, 1]
         slots, generations, layers = where[current].T
         sums = np.array(checksums, np.uint64)[current]
-        self._checksum[layers[:, None], self._first_heads(sums.shape[1]), slots[:, None]] = sums
-        self._ready[layers, :, slots] = generations[:, None]
+        self._checksum[slots[:, None], layers[:, None], self._first_heads(sums.shape[1])] = sums
+        self._ready[slots, layers] = generations[:, None]
 
     def publish_many(
         self, slots: Ints, generations: Ints, layer: int, checksums: Checksums, shard: Shard = WHOLE
@@ -189,8 +195,8 @@ class Arena:
         """``publish`` for many pages at once; stale ones are left out."""
         current = self._generation[slots] == generations
         heads = shard.heads(self.format.kv_heads)
-        self._checksum[layer, heads.start, slots[current]] = checksums[current]
-        self._ready[layer][heads, slots[current]] = generations[current]
+        self._checksum[slots[current], layer, heads.start] = checksums[current]
+        self._ready[slots[current], layer, heads] = generations[current, None]
 
     def is_current(self, ref: SlotRef) -> bool:
         """Whether ``ref`` still names what its slot holds."""
@@ -221,20 +227,29 @@ class Arena:
     def ready(self, slots: Ints, generations: Ints, layer: int, shard: Shard = WHOLE) -> Bools:
         """Which of the pages hold all heads of ``shard`` of ``layer``. A stale reference is never ready."""
         heads = shard.heads(self.format.kv_heads)
-        marked: Bools = (self._ready[layer][heads, slots] == generations).all(axis=0)
+        marked: Bools = (self._ready[slots, layer, heads] == generations[:, None]).all(axis=1)
         mine: Bools = marked & (self._generation[slots] == generations)
         return mine
 
     def ready_layers(self, slots: Ints, generations: Ints) -> Bools:
         """``[layers, pages]``: which layers of which pages are in."""
-        marked: Bools = (self._ready[:, :, slots] == generations).all(axis=1)
+        marked: Bools = (self._ready[slots] == generations[:, None, None]).all(axis=2).T
         mine: Bools = marked & (self._generation[slots] == generations)
         return mine
+
+    def is_whole(self, ref: SlotRef) -> bool:
+        """Whether every layer of the page is in."""
+        return self.is_current(ref) and bool((self._ready[ref.slot] == ref.generation).all())
+
+    def page_checksums(self, slot: int, shards: int) -> list[int]:
+        """Checksums of all shards of all layers of one page, in the order of its bytes."""
+        sums: list[int] = self._checksum[slot, :, :: self.format.kv_heads // shards].ravel().tolist()
+        return sums
 
     def checksums(self, slots: Ints, layers: int | Ints, shards: int = 1) -> Checksums:
         """``[slots, shards]``: checksums of a layer (one for all, or one a slot) as its writers published them."""
         columns = np.broadcast_to(layers, slots.shape)[:, None]
-        sums: Checksums = self._checksum[columns, self._first_heads(shards), slots[:, None]]
+        sums: Checksums = self._checksum[slots[:, None], columns, self._first_heads(shards)]
         return sums
 
     def _first_heads(self, shards: int) -> Ints:
@@ -252,15 +267,25 @@ class Arena:
 
     def occupy(self, slot: int) -> SlotRef:
         """Hand out a free slot for writing."""
-        self._tokens[slot] = 0
-        self._state[slot] = SlotState.FILLING
-        return SlotRef(slot, int(self._generation[slot]))
+        return self.occupy_many([slot])[0]
+
+    def occupy_many(self, slots: list[int]) -> list[SlotRef]:
+        """Hand out free slots for writing."""
+        self._tokens[slots] = 0
+        self._state[slots] = SlotState.FILLING
+        return [
+            SlotRef(slot, generation) for slot, generation in zip(slots, self._generation[slots].tolist(), strict=True)
+        ]
 
     def set_tokens(self, slot: int, tokens: int) -> None:
         self._tokens[slot] = tokens
 
     def set_state(self, slot: int, state: SlotState) -> None:
         self._state[slot] = state
+
+    def set_states(self, slots: list[int], state: SlotState) -> None:
+        """``set_state`` for many slots at once."""
+        self._state[slots] = state
 
     def vacate(self, slot: int) -> None:
         """Make every reference to the slot stale, then free it."""

@@ -54,10 +54,8 @@ class Catalog:
 
     def grant(self, writer: Writer, shelf: Shelf, count: int, now: float) -> list[SlotRef]:
         """Up to ``count`` empty slots, evicting what must go for them."""
-        refs: list[SlotRef] = []
-        while len(refs) < count and (ref := self.room.take(shelf, lambda: self._evict(now))) is not None:
-            writer.granted[ref] = shelf
-            refs.append(ref)
+        refs = self.room.take(shelf, count, lambda: self._evict(now))
+        writer.granted.update(dict.fromkeys(refs, shelf))
         return refs
 
     def announce(self, writer: Writer, new: NewPage, parent: Page | None, now: float) -> Page | None:
@@ -88,6 +86,7 @@ class Catalog:
         moved: list[Shelf] = []
         for shelf, filling in list(self._filling.items()):
             whole, any_moved = filling.scan(now)
+            filling.discard(whole)
             for page in whole:
                 self._finish(page, now)
             if any_moved:
@@ -101,7 +100,7 @@ class Catalog:
         """
         page.free_at = free_at
         if free_at != FOREVER:
-            self.filling(page.shelf).discard(page)
+            self.filling(page.shelf).discard([page])
             page.writer.filling.discard(page)
         if page.state is not SlotState.FILLING:
             return
@@ -190,7 +189,6 @@ class Catalog:
             parent.children += 1
 
     def _finish(self, page: Page, now: float) -> None:
-        self.filling(page.shelf).discard(page)
         page.writer.filling.discard(page)
         if page.state is SlotState.FAILED:
             page.free_at = now  # its writer came to an end after all

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from kvrelay.errors import Lost
 from kvrelay.store.arena import Arena, checksums
 from kvrelay.types import SlotRef
@@ -46,8 +44,7 @@ def read_page_into(arena: Arena, ref: SlotRef, tokens: int, target: memoryview, 
 
 def is_intact(arena: Arena, ref: SlotRef, copy: bytes | memoryview, shards: int) -> bool:
     """Whether ``copy``, all layers of one page, is what the page's ``shards`` writers published."""
-    if not arena.ready_layers(np.array([ref.slot]), np.array([ref.generation])).all():
+    if not arena.is_whole(ref):
         return False
-    layers = np.arange(arena.format.layers)
-    published: list[int] = arena.checksums(np.full(len(layers), ref.slot), layers, shards).ravel().tolist()
+    published = arena.page_checksums(ref.slot, shards)
     return checksums(memoryview(copy), len(copy) // len(published)) == published

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from kvrelay.store.arena import Arena, Ints
@@ -33,10 +35,11 @@ class Filling:
         self._pages[page] = None
         self._changed = True
 
-    def discard(self, page: Page) -> None:
-        if page in self._pages:
-            del self._pages[page]
-            self._changed = True
+    def discard(self, pages: Iterable[Page]) -> None:
+        """Look at these no more."""
+        for page in pages:
+            if self._pages.pop(page, page) is None:
+                self._changed = True
 
     def stalled(self, before: float) -> list[Page]:
         """Pages that got no layer since ``before``."""

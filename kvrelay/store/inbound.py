@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import groupby
+from operator import attrgetter
 
 from kvrelay.channel import Channel
 from kvrelay.errors import Malformed, Refused
@@ -23,7 +24,7 @@ from kvrelay.protocol import (
     Segment,
     Segments,
 )
-from kvrelay.store.arena import Arena, SlotState, checksums
+from kvrelay.store.arena import SlotState, checksums
 from kvrelay.store.keeper import Keeper, check_shards
 from kvrelay.store.page import Page
 from kvrelay.store.shelf import Shelf
@@ -39,14 +40,15 @@ class Wanted:
     """A page on its way: pinned, with the layers whose bytes did not come yet, and those not verified yet."""
 
     page: Page
-    layers: set[int]
+    layers: frozenset[int]
     unverified: int
 
     def takes(self, layers: list[int]) -> bool:
         """Whether all of ``layers`` are still to come, each once; from now on they are not."""
-        fits = len(set(layers)) == len(layers) and self.layers.issuperset(layers)
+        given = frozenset(layers)
+        fits = len(given) == len(layers) and given <= self.layers
         if fits:
-            self.layers.difference_update(layers)
+            self.layers -= given
         return fits
 
 
@@ -155,20 +157,17 @@ class Inbound:
             return []
         refs = catalog.grant(self._writer, incoming.shelf, len(lacking), now)
         wanted, refused = lacking[: len(refs)], lacking[len(refs) :]
+        all_layers = frozenset(range(incoming.shelf.arena.format.layers))
         for index, ref in zip(wanted, refs, strict=True):
             parent = catalog.find(incoming.names[index - 1]) if index else None
             new = NewPage(incoming.names[index], ref, tokens[index], shards=shards)
-            self._expect(incoming, index, new, parent, now)
+            page = self._keeper.begin(self._writer, new, parent, now)
+            assert page is not None  # just granted
+            catalog.pin(page, now)
+            incoming.wanted[index] = Wanted(page, all_layers, len(all_layers))
         if refused:
             self._keeper.transfers.give_up(incoming.transfer, [incoming.names[index] for index in refused], now)
         return wanted
-
-    def _expect(self, incoming: Incoming, index: int, new: NewPage, parent: Page | None, now: float) -> None:
-        page = self._keeper.begin(self._writer, new, parent, now)
-        assert page is not None  # just granted
-        self._keeper.catalog.pin(page, now)
-        layers = incoming.shelf.arena.format.layers
-        incoming.wanted[index] = Wanted(page, set(range(layers)), layers)
 
     # ------------------------------------------------------------ payload
 
@@ -204,9 +203,10 @@ class Inbound:
 
     def _land(self, incoming: Incoming, message: Segments) -> list[Landing]:
         """A place for every segment. Raises ``Malformed`` when they do not add up to the payload."""
-        landings = [
-            self._place(incoming, index, list(items)) for index, items in groupby(message.items, lambda item: item.page)
-        ]
+        if len({len(item.checksums) for item in message.items}) > 1:
+            raise Malformed(f"segments of {message.transfer} with unlike numbers of shards came in one message")
+        groups = groupby(message.items, attrgetter("page"))
+        landings = [self._place(incoming, index, list(items)) for index, items in groups]
         if sum(len(view) for landing in landings for view in landing.views) != message.payload_bytes:
             raise Malformed(f"segments of {message.transfer} do not add up to its payload")
         return landings
@@ -216,7 +216,7 @@ class Inbound:
         arena, tokens = incoming.shelf.arena, incoming.tokens(index)
         layers, checksums = [item.layer for item in items], [item.checksums for item in items]
         wanted = incoming.wanted.get(index)
-        if wanted is not None and any(len(sums) != wanted.page.shards for sums in checksums):
+        if wanted is not None and len(checksums[0]) != wanted.page.shards:
             raise Malformed(f"segments of page {index} do not have a checksum for each of its shards")
         if wanted is None or wanted.page.state is not SlotState.FILLING or not wanted.takes(layers):
             waste = self._waste(len(items) * tokens * arena.format.token_layer_bytes)
@@ -227,33 +227,31 @@ class Inbound:
         """Publish the segments that hold what their sender says; the pages of the others, given up."""
         arena = incoming.shelf.arena
         taken = [(landing, landing.page) for landing in landings if landing.page is not None]
-        sound = [(landing, page) for landing, page in taken if _is_sound(arena, landing, page)]
-        for _shards, group in groupby(sound, lambda pair: pair[1].shards):
-            alike = list(group)
-            arena.publish_segments(
-                [(page.ref, layer) for landing, page in alike for layer in landing.layers],
-                [sums for landing, _ in alike for sums in landing.checksums],
-            )
-        for landing, _ in sound:
-            self._verified(incoming, landing)
+        sound = [(landing, page) for landing, page in taken if _is_sound(landing, page)]
+        arena.publish_segments(
+            [(page.ref, layer) for landing, page in sound for layer in landing.layers],
+            [sums for landing, _ in sound for sums in landing.checksums],
+        )
+        self._verified(incoming, [landing for landing, _ in sound])
         damaged = {landing.index for landing, _ in taken}.difference(landing.index for landing, _ in sound)
         for index in damaged:
             self._keeper.counts.add("checksum_failures")
             self._drop(incoming, index)
         return damaged
 
-    def _verified(self, incoming: Incoming, landing: Landing) -> None:
-        wanted = incoming.wanted.get(landing.index)
-        if wanted is not None:
-            wanted.unverified -= len(landing.layers)
-            if wanted.unverified == 0:
-                self._complete(incoming, landing.index)
-
-    def _complete(self, incoming: Incoming, index: int) -> None:
-        page = incoming.wanted.pop(index).page
-        self._keeper.counts.add("pages_received")
-        incoming.transfer.traffic.pages += 1
-        self._keeper.catalog.unpin(page)
+    def _verified(self, incoming: Incoming, landings: list[Landing]) -> None:
+        """Let go of the pages of which nothing more is to come."""
+        done: list[int] = []
+        for landing in landings:
+            wanted = incoming.wanted.get(landing.index)
+            if wanted is not None:
+                wanted.unverified -= len(landing.layers)
+                if wanted.unverified == 0:
+                    done.append(landing.index)
+        for index in done:
+            self._keeper.catalog.unpin(incoming.wanted.pop(index).page)
+        self._keeper.counts.add("pages_received", len(done))
+        incoming.transfer.traffic.pages += len(done)
 
     # ------------------------------------------------------------ ends
 
@@ -281,7 +279,7 @@ class Inbound:
             self._keeper.no_more(incoming.transfer, now)
 
 
-def _is_sound(arena: Arena, landing: Landing, page: Page) -> bool:
-    size = page.tokens * arena.format.token_layer_bytes // page.shards
+def _is_sound(landing: Landing, page: Page) -> bool:
+    size = sum(map(len, landing.views)) // (len(landing.layers) * page.shards)
     expected = [checksum for sums in landing.checksums for checksum in sums]
     return [checksum for view in landing.views for checksum in checksums(view, size)] == expected

@@ -54,16 +54,18 @@ class Room:
         if len(self.shelves) >= MAX_FORMATS:
             raise Refused(f"the store holds {MAX_FORMATS} page formats already; restart it to forget old ones")
 
-    def take(self, shelf: Shelf, evict: Callable[[], bool]) -> SlotRef | None:
-        """A slot to write into; ``evict`` frees one page somewhere, or returns False when it cannot."""
-        while True:
-            ref = shelf.take_warm()
-            if ref is None and self._has_room_for(shelf):
-                ref = shelf.take_cold()
-            if ref is not None:
-                return ref
-            if not self._cool_other(shelf) and not evict():
-                return None
+    def take(self, shelf: Shelf, count: int, evict: Callable[[], bool]) -> list[SlotRef]:
+        """Up to ``count`` slots to write into; ``evict`` frees one page somewhere, or returns False when it cannot."""
+        refs = shelf.take_warm(count)
+        while len(refs) < count:
+            cold = shelf.take_cold() if self._has_room_for(shelf) else None
+            if cold is not None:
+                refs.append(cold)
+            elif not self._cool_other(shelf) and not evict():
+                break
+            else:
+                refs += shelf.take_warm(count - len(refs))
+        return refs
 
     def wants_warmth(self, shelf: Shelf) -> bool:
         """Whether a free slot should be given its memory ahead of need."""

@@ -46,9 +46,11 @@ class Shelf:
         """All free slots; for checks."""
         return {*self._warm, *self._cold, *range(self._untouched, self.arena.slots)}
 
-    def take_warm(self) -> SlotRef | None:
-        """A free slot whose memory is there already: no page faults, no budget."""
-        return self.arena.occupy(self._warm.pop()) if self._warm else None
+    def take_warm(self, count: int) -> list[SlotRef]:
+        """Up to ``count`` free slots whose memory is there already: no page faults, no budget."""
+        first = max(0, len(self._warm) - count)
+        taken, self._warm[first:] = self._warm[first:], []
+        return self.arena.occupy_many(taken)
 
     def take_cold(self) -> SlotRef | None:
         """A free slot that will take memory."""

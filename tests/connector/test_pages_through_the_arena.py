@@ -166,12 +166,12 @@ def reuse_slot(arena: Arena, page: PageCopy) -> None:
 
 
 def fail_writer(arena: Arena, page: PageCopy) -> None:
-    arena._ready[1, :, page.slot] = 0
+    arena._ready[page.slot, 1] = 0
     arena.set_state(page.slot, SlotState.FAILED)
 
 
 def stop_writer(arena: Arena, page: PageCopy) -> None:
-    arena._ready[2, :, page.slot] = 0
+    arena._ready[page.slot, 2] = 0
 
 
 @pytest.mark.parametrize(
