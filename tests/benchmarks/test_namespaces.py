@@ -30,9 +30,16 @@ def test_each_end_has_its_address_and_the_wanted_speed_and_no_other_way_out() ->
 
 def test_a_failure_inside_leaves_nothing_behind() -> None:
     before = namespaces()
-    with pytest.raises(KeyError), shaped_pair(50_000_000) as (near, far):
-        assert {near.name, far.name} <= namespaces()
-        raise KeyError
+    seen: set[str] = set()
+
+    def fail() -> None:
+        with shaped_pair(50_000_000):
+            seen.update(namespaces() - before)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert len(seen) == 2
     assert namespaces() == before
 
 
