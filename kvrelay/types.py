@@ -126,6 +126,13 @@ class Engine(Value, frozen=True, kw_only=True):
     max_model_len: int
     max_batched_tokens: int
     """Token budget of one step: the size of a prefill chunk."""
+    tensor_parallel: int = 1
+    """Ranks that share the model's heads."""
+
+    @property
+    def page_writers(self) -> int:
+        """How many of the ranks write each page: where there are more ranks than KV heads, copies stay silent."""
+        return min(self.tensor_parallel, self.fingerprint.format.kv_heads)
 
 
 class WorkerInfo(Value, frozen=True, kw_only=True):

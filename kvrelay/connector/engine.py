@@ -55,7 +55,7 @@ def describe_engine(vllm_config: Any, kv_cache_config: Any, *, weights: str, pag
     spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
     page_format = PageFormat(
         layers=len(layer_names(kv_cache_config)),
-        kv_heads=spec.num_kv_heads,
+        kv_heads=vllm_config.model_config.get_total_num_kv_heads(),
         head_dim=spec.head_size,
         dtype=str(spec.dtype).removeprefix("torch."),
         page_tokens=page_tokens,
@@ -69,6 +69,7 @@ def describe_engine(vllm_config: Any, kv_cache_config: Any, *, weights: str, pag
         block_tokens=spec.block_size,
         max_model_len=vllm_config.model_config.max_model_len,
         max_batched_tokens=vllm_config.scheduler_config.max_num_batched_tokens,
+        tensor_parallel=vllm_config.parallel_config.tensor_parallel_size,
     )
 
 
@@ -86,6 +87,7 @@ def _refusals(vllm_config: Any, kv_cache_config: Any, page_tokens: int) -> list[
     dtype = str(getattr(groups[0].kv_cache_spec, "dtype", "?")).removeprefix("torch.") if groups else "?"
     block_tokens = groups[0].kv_cache_spec.block_size if groups else page_tokens
     policy = vllm_config.kv_transfer_config.kv_load_failure_policy
+    ranks, kv_heads = parallel.tensor_parallel_size, vllm_config.model_config.get_total_num_kv_heads()
     return [
         (
             len(groups) != 1 or kind != "FullAttentionSpec",
@@ -96,8 +98,12 @@ def _refusals(vllm_config: Any, kv_cache_config: Any, page_tokens: int) -> list[
         (parallel.pipeline_parallel_size > 1, "pipeline parallelism is not supported; use --pipeline-parallel-size 1"),
         (parallel.data_parallel_size > 1, "run one engine per worker (--data-parallel-size 1) and add workers"),
         (
-            parallel.tensor_parallel_size > 1,
-            "tensor parallelism is not supported in this version; use --tensor-parallel-size 1",
+            parallel.prefill_context_parallel_size > 1 or parallel.decode_context_parallel_size > 1,
+            "context parallelism is not supported; leave the context-parallel sizes at 1",
+        ),
+        (
+            ranks > 1 and kv_heads % ranks != 0 and ranks % kv_heads != 0,
+            f"{ranks} ranks cannot share {kv_heads} KV heads evenly; choose another --tensor-parallel-size",
         ),
         (
             dtype not in DTYPE_BYTES,

@@ -12,11 +12,12 @@ from queue import SimpleQueue
 import numpy as np
 import torch
 
+from kvrelay.connector.heads import RankHeads
 from kvrelay.connector.layout import BlockLayout, token_slots
 from kvrelay.connector.plan import LoadJob
-from kvrelay.connector.saver import arena_layer
-from kvrelay.store.arena import Arena, checksums
-from kvrelay.types import PageFormat, SlotRef
+from kvrelay.connector.staging import Staging
+from kvrelay.store.arena import Arena, Bools
+from kvrelay.types import SlotRef
 
 logger = logging.getLogger(__name__)
 
@@ -37,15 +38,13 @@ class LoadResult:
 class _Load:
     """One load in progress, one layer after another. Pages from ``usable`` on are given up."""
 
-    def __init__(self, job: LoadJob, arena: Arena, layout: BlockLayout, layers: list[torch.Tensor]) -> None:
+    def __init__(
+        self, job: LoadJob, arena: Arena, layout: BlockLayout, layers: list[torch.Tensor], heads: RankHeads
+    ) -> None:
         self.job = job
-        self.arena = arena
         self._layout = layout
         self._layers = layers
-        self._page_tokens = arena.format.page_tokens
-        self.numbers = np.array([page.slot for page in job.pages], dtype=np.int64)
-        self.generations = np.array([page.generation for page in job.pages], dtype=np.int64)
-        self._shards = {page.shards for page in job.pages}
+        self._staging = Staging(arena, job.pages, heads)
         self.usable = len(job.pages)
         self.layer = 0
         self._fewest_missing = len(job.pages) + 1
@@ -87,7 +86,7 @@ class _Load:
 
     def drop_lost(self) -> None:
         """Give up from the first page whose writer failed or whose slot was reused."""
-        lost = self.arena.lost(self.numbers[: self.usable], self.generations[: self.usable])
+        lost = self._staging.lost(self.usable)
         if lost.any():
             self.give_up_from(int(np.argmax(lost)), "load_page_lost")
 
@@ -95,53 +94,36 @@ class _Load:
         """How many usable pages do not hold the next layer yet."""
         return self.usable - int(np.count_nonzero(self._ready()))
 
-    def _ready(self) -> np.ndarray:
-        return self.arena.ready(self.numbers[: self.usable], self.generations[: self.usable], self.layer)
+    def _ready(self) -> Bools:
+        return self._staging.ready(self.usable, self.layer)
 
     def copy_layer(self) -> None:
-        """Copy the next layer of the usable pages: into private memory, verify there, then into the blocks.
-
-        What is verified is what is used: nothing that happens to the arena meanwhile can get in between.
-        """
+        """Copy the next layer of the usable pages: into private memory, verify there, then into the blocks."""
         kv_layer = self._layers[self.layer]
-        slots = torch.from_numpy(self.numbers[: self.usable])
-        staged = torch.index_select(arena_layer(self.arena, self.layer, kv_layer.dtype), 0, slots)
-        self._verify(staged)
+        self._staging.copy(self.usable, self.layer)
+        self._verify()
         if self.usable:
-            key, value, first = self._assemble(staged[: self.usable])
+            key, value, first = self._wanted()
             blocks, offsets = token_slots(self.job.blocks, first, len(key), self._layout.block_tokens)
             self._layout.scatter(kv_layer, blocks * self._layout.block_tokens + offsets, key, value)
         self.layer += 1
 
-    def _verify(self, staged: torch.Tensor) -> None:
-        raw = staged.view(torch.uint8).numpy().reshape(-1).data
-        row = self.arena.format.segment_bytes
-        slots = self.numbers[: self.usable]
-        published = {shards: self.arena.checksums(slots, self.layer, shards).tolist() for shards in self._shards}
-        for index, page in enumerate(self.job.pages[: self.usable]):
-            size = page.tokens * self.arena.format.token_layer_bytes
-            if checksums(raw[index * row : index * row + size], size // page.shards) != published[page.shards][index]:
-                self.suspects.append(SlotRef(page.slot, page.generation))
-                self.give_up_from(index, "load_bad_checksum")
-                return
+    def _verify(self) -> None:
+        bad = self._staging.first_bad(self.usable, self.layer)
+        if bad is not None:
+            page = self.job.pages[bad]
+            self.suspects.append(SlotRef(page.slot, page.generation))
+            self.give_up_from(bad, "load_bad_checksum")
         still = self._ready()
         if not still.all():
             self.give_up_from(int(np.argmin(still)), "load_slot_reused")
 
-    def _assemble(self, staged: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
+    def _wanted(self) -> tuple[torch.Tensor, torch.Tensor, int]:
         """K and V of the wanted positions, each ``[n, kv_head, head_dim]``, and the first position."""
-        fmt = self.arena.format
-        pages = self.job.pages[: self.usable]
-        tokens = pages[-1].tokens
-        whole = len(pages) - (tokens < self._page_tokens)
-        parts = list(tokens_first(staged[:whole], fmt, self._page_tokens))
-        if whole < len(pages):
-            valid = tokens * fmt.token_layer_bytes // staged.element_size()
-            tail = tokens_first(staged[whole:, :valid], fmt, tokens)
-            parts = [torch.cat(pair) for pair in zip(parts, tail, strict=True)]
-        first = pages[0].start
+        key, value = self._staging.keys_values(self.usable)
+        first = self.job.pages[0].start
         skip = max(0, self.job.begin - first)
-        return parts[0][skip:], parts[1][skip:], first + skip
+        return key[skip:], value[skip:], first + skip
 
     def result(self) -> LoadResult:
         bad: frozenset[int] = frozenset()
@@ -152,13 +134,6 @@ class _Load:
         return LoadResult(self.job.request_id, bad, tuple(self.suspects), self.counts)
 
 
-def tokens_first(segments: torch.Tensor, format: PageFormat, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """K and V, each ``[pages * tokens, kv_head, head_dim]``, of one layer's segments ``[pages, elements]``."""
-    shaped = segments.view(len(segments), format.kv_heads, 2, tokens, format.head_dim).transpose(1, 3)
-    key, value = (shaped[:, :, which].reshape(-1, format.kv_heads, format.head_dim) for which in range(2))
-    return key, value
-
-
 class Loader:
     """Runs loads one after another. The forward thread starts, cancels and collects them, and never waits."""
 
@@ -166,12 +141,14 @@ class Loader:
         self,
         layers: list[torch.Tensor],
         layout: BlockLayout,
+        heads: RankHeads,
         *,
         wait_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._layers = layers
         self._layout = layout
+        self._heads = heads
         self._wait_s = wait_s
         self._clock = clock
         self._todo: SimpleQueue[tuple[LoadJob, Arena | None, int] | None] = SimpleQueue()
@@ -250,7 +227,7 @@ class Loader:
                 reason = "load_cancelled" if job.request_id in self._cancelled else "load_wrong_epoch"
                 self._report(LoadResult(job.request_id, self._all_blocks(job), (), {reason: 1}))
             else:
-                active.append(_Load(job, arena, self._layout, self._layers))
+                active.append(_Load(job, arena, self._layout, self._layers, self._heads))
         return True
 
     def _advance(self, load: _Load) -> bool:

@@ -10,8 +10,9 @@ import xxhash
 
 from kvrelay.connector.layout import BlockLayout, token_slots
 from kvrelay.connector.plan import PageCopy, SaveJob
+from kvrelay.connector.staging import arena_layer
 from kvrelay.store.arena import Arena, Bools, Ints
-from kvrelay.types import SlotRef
+from kvrelay.types import WHOLE, Shard, SlotRef
 
 
 @dataclass
@@ -44,10 +45,13 @@ class _Part:
 class StepSaver:
     """All pages that one step writes, with their token positions resolved once for all layers."""
 
-    def __init__(self, arena: Arena, layout: BlockLayout, jobs: list[SaveJob]) -> None:
+    def __init__(self, arena: Arena, layout: BlockLayout, jobs: list[SaveJob], shard: Shard = WHOLE) -> None:
+        """``shard``: the heads of the model that are this engine's blocks, and this rank's to write."""
         self._arena = arena
         self._layout = layout
         self._format = arena.format
+        self._shard = shard
+        self._heads = shard.heads(arena.format.kv_heads)
         located = [(job, page) for job in jobs for page in job.pages if _is_current(arena, page)]
         full = [(job, page) for job, page in located if page.tokens == self._format.page_tokens]
         self._full = self._resolve_full(full)
@@ -88,8 +92,10 @@ class StepSaver:
         alive = self._arena.current(full.numbers, full.generations)
         if not alive.all():
             staged, full, sums = staged[torch.from_numpy(alive)], full.only(alive), sums[alive]
-        arena_layer(self._arena, layer, kv_layer.dtype).index_copy_(0, full.slots, staged)
-        self._arena.publish_many(full.numbers, full.generations, layer, sums)
+        each = staged.shape[1] // (self._heads.stop - self._heads.start)
+        run = slice(self._heads.start * each, self._heads.stop * each)
+        arena_layer(self._arena, layer)[:, run].index_copy_(0, full.slots, staged)
+        self._arena.publish_many(full.numbers, full.generations, layer, sums, self._shard)
 
     def _save_part(self, part: _Part, layer: int, kv_layer: torch.Tensor) -> None:
         page = part.page
@@ -97,9 +103,11 @@ class StepSaver:
         staged = canonical(key, value, 1).view(-1)
         checksum = xxhash.xxh3_64_intdigest(staged.view(torch.uint8).numpy())
         if _is_current(self._arena, page):
-            target = torch.frombuffer(self._arena.segment(page.slot, layer, page.tokens), dtype=kv_layer.dtype)
-            target.copy_(staged)
-            self._arena.publish(SlotRef(page.slot, page.generation), layer, checksum)
+            each = page.tokens * self._format.token_layer_bytes // self._format.kv_heads
+            segment = self._arena.segment(page.slot, layer, page.tokens)
+            run = segment[self._heads.start * each : self._heads.stop * each]
+            torch.frombuffer(run, dtype=staged.dtype).copy_(staged)
+            self._arena.publish(SlotRef(page.slot, page.generation), layer, checksum, self._shard)
 
 
 def _is_current(arena: Arena, page: PageCopy) -> bool:
@@ -111,10 +119,3 @@ def canonical(key: torch.Tensor, value: torch.Tensor, pages: int) -> torch.Tenso
     _, heads, head_dim = key.shape
     parts = [part.view(pages, -1, heads, head_dim).transpose(1, 2) for part in (key, value)]
     return torch.stack(parts, dim=2)
-
-
-def arena_layer(arena: Arena, layer: int, dtype: torch.dtype) -> torch.Tensor:
-    """One layer's segments of all slots as ``[slots, elements]`` of ``dtype``, sharing the arena's memory."""
-    start = layer * arena.format.segment_bytes
-    rows = torch.from_numpy(arena.data)[:, start : start + arena.format.segment_bytes]
-    return rows.view(dtype)

@@ -18,8 +18,10 @@ class SaveProgress:
     with the request's first step like all pages that lie below it.
     """
 
-    def __init__(self, root: PageName, page_tokens: int, transfer: str | None) -> None:
+    def __init__(self, root: PageName, page_tokens: int, transfer: str | None, writers: int = 1) -> None:
+        """``writers``: ranks of the engine that write each page together."""
         self.transfer = transfer
+        self._writers = writers
         self._root = root
         self._page_tokens = page_tokens
         self._names: list[PageName] = []
@@ -84,7 +86,7 @@ class SaveProgress:
         copies, announced = [], []
         for (name, start, tokens), slot in zip(wanted, slots, strict=False):
             copies.append(PageCopy(slot.slot, slot.generation, start, tokens))
-            announced.append(NewPage(name=name, slot=slot, tokens=tokens, parent=self._parent(start)))
+            announced.append(NewPage(name, slot, tokens, self._parent(start), self._writers))
             fresh.add(name, slot)
             self._mark_planned(start, tokens)
         self._skip_present()

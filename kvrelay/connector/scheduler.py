@@ -37,6 +37,8 @@ class Tracked:
     """A load of this request failed: the rest is computed, or the engine would ask for ever."""
     load: LoadJob | None = None
     """In flight: from the allocation of blocks to the worker's report."""
+    load_bad: set[int] = field(default_factory=set)
+    """Its blocks that one of the engine's ranks could not fill; the ranks report at different times."""
     load_names: list[PageName] = field(default_factory=list)
     """Names of the load's pages, from the prompt's first one on."""
     transfers: tuple[str, ...] = ()
@@ -90,7 +92,7 @@ class SchedulerHalf:
         leg = self._read_leg(request)
         root = identity.root_name(self._engine.fingerprint, salt=request.cache_salt or "")
         transfer = leg.transfer if isinstance(leg, PrefillLeg) else None
-        saves = SaveProgress(root, self._page_tokens, transfer)
+        saves = SaveProgress(root, self._page_tokens, transfer, self._engine.page_writers)
         names = saves.names(request)
         transfers = leg.transfers if isinstance(leg, DecodeLeg) else []
         lookup = self._search(request, names, transfers)
@@ -159,6 +161,7 @@ class SchedulerHalf:
             return
         end = self._loadable_tokens(request, lookup)
         tracked.load = self._load_job(request, lookup, blocks, end - external_tokens, end)
+        tracked.load_bad = set()
         tracked.load_names = lookup.names
         loaded = set(range(len(lookup.usable())))
         tracked.saves.mark_present(loaded, request.num_tokens)
@@ -261,7 +264,13 @@ class SchedulerHalf:
     # ------------------------------------------------------------ reports and endings
 
     def loads_finished(self, finished: Iterable[str], invalid_blocks: set[int]) -> None:
-        """The worker reported these loads; ``invalid_blocks`` hold garbage and are computed by the engine."""
+        """All ranks reported these loads; ``invalid_blocks`` of a rank's loads hold garbage: the engine computes them.
+
+        A rank tells its bad blocks with its own report, which may be steps before the last rank's.
+        """
+        for loading in self._requests.values() if invalid_blocks else ():
+            if loading.load is not None:
+                loading.load_bad |= invalid_blocks.intersection(loading.load.blocks)
         for request_id in finished:
             tracked = self._requests.get(request_id)
             if tracked is None or tracked.load is None:
@@ -269,7 +278,7 @@ class SchedulerHalf:
             load, tracked.load = tracked.load, None
             self._client.release(f"{self._owner}/{request_id}")
             good = load.end - load.begin
-            bad = [i for i, block in enumerate(load.blocks) if block in invalid_blocks]
+            bad = [i for i, block in enumerate(load.blocks) if block in tracked.load_bad]
             if bad:
                 tracked.no_load = True
                 tracked.saves.forget_from(bad[0] * self._engine.block_tokens)

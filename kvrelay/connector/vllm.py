@@ -11,6 +11,7 @@ import msgspec
 import torch
 from vllm import __version__ as vllm_version
 from vllm import _custom_ops as ops
+from vllm.distributed import get_tensor_model_parallel_rank
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -20,6 +21,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from kvrelay.config import ConnectorConfig
 from kvrelay.connector.engine import EngineRequest, describe_engine, layer_names, write_engine_file
+from kvrelay.connector.heads import RankHeads
 from kvrelay.connector.plan import StepPlan
 from kvrelay.connector.scheduler import SchedulerHalf
 from kvrelay.connector.worker import WorkerHalf
@@ -166,7 +168,12 @@ class KvrelayConnector(KVConnectorBase_V1, SupportsHMA):
         ordered = {name: kv_caches[name] for name in self._names}
         isa = self._vllm_config.compilation_config.static_forward_context[self._names[0]].isa
         write = functools.partial(_write_cache, isa=isa)
-        self._worker = WorkerHalf(self._client, ordered, write, self._settings.load_wait_s)
+        heads = RankHeads.of(
+            get_tensor_model_parallel_rank(),
+            self._engine.tensor_parallel,
+            self._engine.fingerprint.format.kv_heads,
+        )
+        self._worker = WorkerHalf(self._client, ordered, write, heads, load_wait_s=self._settings.load_wait_s)
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         if self._worker is not None and isinstance(kv_connector_metadata, StepPlan):

@@ -6,6 +6,7 @@ import logging
 
 import torch
 
+from kvrelay.connector.heads import RankHeads
 from kvrelay.connector.layout import BlockLayout, CacheWriter
 from kvrelay.connector.loader import Loader, LoadResult
 from kvrelay.connector.plan import SaveJob, StepPlan
@@ -19,14 +20,21 @@ class WorkerHalf:
     """Lives in vLLM's worker process; called from the thread that runs the forward pass."""
 
     def __init__(
-        self, client: StoreClient, kv_caches: dict[str, torch.Tensor], write: CacheWriter, load_wait_s: float
+        self,
+        client: StoreClient,
+        kv_caches: dict[str, torch.Tensor],
+        write: CacheWriter,
+        heads: RankHeads,
+        *,
+        load_wait_s: float,
     ) -> None:
-        """``kv_caches``: one layer's cache each, by layer name, in the order of the model."""
+        """``kv_caches``: one layer's cache each, of this rank's ``heads``, by layer name, in the order of the model."""
         self._client = client
+        self._heads = heads
         self._layers = list(kv_caches.values())
         self._index = {name: i for i, name in enumerate(kv_caches)}
         self._layout = BlockLayout(self._layers[0], write)
-        self._loader = Loader(self._layers, self._layout, wait_s=load_wait_s)
+        self._loader = Loader(self._layers, self._layout, heads, wait_s=load_wait_s)
         self._saver: StepSaver | None = None
         self._bad_blocks: set[int] = set()
 
@@ -49,12 +57,14 @@ class WorkerHalf:
             self._saver = self._saver_for(plan.saves, plan.epoch)
 
     def _saver_for(self, jobs: list[SaveJob], epoch: int) -> StepSaver | None:
+        if self._heads.shard is None:
+            return None
         arena = self._client.arena
         if arena is None or arena.epoch != epoch:
             self._client.report({"saves_wrong_epoch": 1})
             return None
         try:
-            return StepSaver(arena, self._layout, jobs)
+            return StepSaver(arena, self._layout, jobs, self._heads.shard)
         except Exception:  # border: vLLM's forward goes on, whatever happens to a save
             logger.exception("a step's pages could not be located; they are given up")
             self._client.report({"saves_crashed": 1})

@@ -35,8 +35,12 @@ def share(cores: tuple[int, ...], engines: int) -> list[tuple[int, ...]]:
     """
     if engines <= 0:
         return []
-    usable = cores[:-1] if len(cores) >= 4 and len(cores) > engines else cores
-    each = len(usable) // engines
+    return deal(cores[:-1] if len(cores) >= 4 and len(cores) > engines else cores, engines)
+
+
+def deal(cores: tuple[int, ...], parts: int) -> list[tuple[int, ...]]:
+    """Split ``cores`` into ``parts`` equal runs, for engines or the ranks of one; short of cores they take turns."""
+    each = len(cores) // parts
     if each == 0:
-        return [(usable[index % len(usable)],) for index in range(engines)]
-    return [usable[index * each : (index + 1) * each] for index in range(engines)]
+        return [(cores[index % len(cores)],) for index in range(parts)]
+    return [cores[index * each : (index + 1) * each] for index in range(parts)]

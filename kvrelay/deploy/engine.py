@@ -11,6 +11,7 @@ import msgspec
 
 from kvrelay.channel import reachable
 from kvrelay.config import Config, ConnectorConfig
+from kvrelay.deploy import cores
 from kvrelay.deploy.engine_guard import API_KEY_VARIABLE, EngineGuard
 from kvrelay.deploy.engine_main import CPUS_VARIABLE
 from kvrelay.errors import Misconfigured
@@ -28,6 +29,8 @@ class EngineSpec(Value, frozen=True, kw_only=True):
     port: int
     cpus: tuple[int, ...]
     """Cores to pin it to."""
+    tensor_parallel: int = 1
+    """Ranks that share the model, and the cores."""
     host: str = "127.0.0.1"
     """Address that it listens at."""
     dtype: str = "auto"
@@ -57,6 +60,7 @@ def engine_spec(config: Config, model_path: Path, *, port: int, cpus: tuple[int,
         port=port,
         cpus=cpus,
         dtype=config.model.dtype,
+        tensor_parallel=worker.tensor_parallel,
         kv_cache_bytes=worker.kv_cache_bytes,
         max_batched_tokens=worker.max_batched_tokens,
         max_model_len=worker.max_model_len,
@@ -76,6 +80,7 @@ def engine_command(spec: EngineSpec) -> list[str]:
         # Bytes, because VLLM_CPU_KVCACHE_SPACE takes whole GiB only; it also skips a check that counts all free memory.
         *("--kv-cache-memory-bytes", str(spec.kv_cache_bytes)),
         *("--max-num-batched-tokens", str(spec.max_batched_tokens)),
+        *("--tensor-parallel-size", str(spec.tensor_parallel)),
         "--enable-prompt-tokens-details",
         "--enable-scale-out",
         "--no-enable-log-requests",
@@ -112,11 +117,10 @@ def _transfer(spec: EngineSpec) -> list[str]:
 
 def engine_environment(spec: EngineSpec, base: Mapping[str, str], api_key: str = "") -> dict[str, str]:
     """``base`` with what vLLM must be told through variables; a key of the caller's own shell is no engine's."""
-    cpus = ",".join(str(cpu) for cpu in spec.cpus)
     environment = {
         **base,
-        CPUS_VARIABLE: cpus,
-        "VLLM_CPU_OMP_THREADS_BIND": cpus,
+        CPUS_VARIABLE: _list(spec.cpus),
+        "VLLM_CPU_OMP_THREADS_BIND": "|".join(map(_list, cores.deal(spec.cpus, spec.tensor_parallel))),
         # "auto" wants one NUMA node a rank and keeps cores for itself: unusable on a small machine.
         "VLLM_HOST_IP": "127.0.0.1",
         "HF_HUB_OFFLINE": "1",
@@ -132,3 +136,7 @@ def engine_environment(spec: EngineSpec, base: Mapping[str, str], api_key: str =
     for legacy in ("VLLM_CPU_KVCACHE_SPACE", "VLLM_PLUGINS", API_KEY_VARIABLE):
         environment.pop(legacy, None)  # the first overrides --kv-cache-memory-bytes; the second may hide the platform
     return environment | ({API_KEY_VARIABLE: api_key} if api_key else {})
+
+
+def _list(cpus: tuple[int, ...]) -> str:
+    return ",".join(str(cpu) for cpu in cpus)

@@ -38,6 +38,8 @@ def write_broadcast(
     write_dim_major(key[..., :1].expand_as(key), value, key_cache, value_cache, slots)
 
 
-def empty_cache(blocks: int = 12, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def empty_cache(
+    blocks: int = 12, dtype: torch.dtype = torch.float32, *, heads: int = HEADS, block_tokens: int = BLOCK_TOKENS
+) -> torch.Tensor:
     """One layer's cache, full of numbers that are no request's."""
-    return torch.randn(blocks, HEADS, BLOCK_TOKENS, 2 * HEAD_DIM).to(dtype)
+    return torch.randn(blocks, heads, block_tokens, 2 * HEAD_DIM).to(dtype)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from kvrelay.connector.heads import RankHeads
 from kvrelay.connector.layout import BlockLayout, token_slots
 from kvrelay.connector.loader import Loader, LoadResult
 from kvrelay.connector.plan import LoadJob, PageCopy, SaveJob
@@ -31,7 +32,7 @@ class Receiver:
         self.layers = [caches.empty_cache() for _ in range(LAYERS)]
         self.before = [layer.clone() for layer in self.layers]
         self.layout = BlockLayout(self.layers[0], caches.write_packed)
-        self.loader = Loader(self.layers, self.layout, wait_s=wait_s)
+        self.loader = Loader(self.layers, self.layout, RankHeads.of(0, 1, caches.HEADS), wait_s=wait_s)
         self.table = [2, 11, 6]
 
     def load(self, arena: Arena, pages: list[PageCopy], begin: int, end: int, epoch: int | None = None) -> LoadResult:

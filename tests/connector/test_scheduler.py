@@ -2,9 +2,10 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import msgspec
 import pytest
 
-from kvrelay import identity
+from kvrelay import identity, types
 from kvrelay.connector.lookup import LEASE_S
 from kvrelay.connector.scheduler import SchedulerHalf
 from kvrelay.protocol import DecodeLeg, PrefillLeg, handoff_params
@@ -18,11 +19,11 @@ WAIT_S = 2.0
 class Engine:
     """A scheduler half with a clock of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, engine: types.Engine = ENGINE) -> None:
         self.client = FakeClient()
         self.now = 0.0
         self.half = SchedulerHalf(
-            cast(StoreClient, self.client), ENGINE, owner="w/1", load_wait_s=WAIT_S, clock=lambda: self.now
+            cast(StoreClient, self.client), engine, owner="w/1", load_wait_s=WAIT_S, clock=lambda: self.now
         )
 
     def arrive(self, request: FakeRequest) -> FakeRequest:
@@ -320,6 +321,24 @@ def test_a_failed_load_is_not_tried_again_and_what_is_computed_is_saved(engine: 
     assert engine.half.matched_tokens(request, 0) == 0
     assert engine.step(request, 64, 36) == [(64, 32), (96, 4)]
     assert engine.client.released == ["w/1/r"]
+
+
+def test_what_one_rank_could_not_load_is_computed_though_another_rank_reports_last(engine: Engine) -> None:
+    request = prompt(100)
+    engine.client.here = set(names_of(request))
+    engine.arrive(request)
+    engine.half.matched_tokens(request, 0)
+    engine.half.allocated(request, [4, 5], 100)
+    engine.half.loads_finished([], {5})
+    engine.half.loads_finished(["r"], set())
+    assert engine.half.matched_tokens(request, 0) == 0
+    assert engine.step(request, 64, 36) == [(64, 32), (96, 4)]
+
+
+def test_pages_are_announced_with_the_ranks_that_write_them() -> None:
+    engine = Engine(msgspec.structs.replace(ENGINE, tensor_parallel=4))
+    engine.step(engine.arrive(prompt(64)), 0, 64)
+    assert {page.shards for page in engine.client.announced} == {1}, "one KV head has one writer"
 
 
 def test_a_good_load_is_released_and_nothing_of_it_is_saved_again(engine: Engine) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from kvrelay.connector.heads import RankHeads
 from kvrelay.connector.plan import PageCopy, SaveJob, StepPlan
 from kvrelay.connector.worker import WorkerHalf
 from kvrelay.store.arena import Arena
@@ -35,7 +36,8 @@ def worker() -> Iterator[tuple[WorkerHalf, Client]]:
     arena = Arena.create(FORMAT, slots=4, epoch=1000)
     client = Client(arena)
     layers: dict[str, torch.Tensor] = {f"layer.{i}": caches.empty_cache() for i in range(FORMAT.layers)}
-    half = WorkerHalf(cast(StoreClient, client), layers, caches.write_dim_major, load_wait_s=1.0)
+    heads = RankHeads.of(0, 1, caches.HEADS)
+    half = WorkerHalf(cast(StoreClient, client), layers, caches.write_dim_major, heads, load_wait_s=1.0)
     yield half, client
     half.close()
     arena.close()

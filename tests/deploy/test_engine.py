@@ -73,12 +73,21 @@ def test_settings_of_a_shell_do_not_reach_the_engine() -> None:
     assert environment["HF_HUB_OFFLINE"] == "1"
 
 
+@pytest.mark.parametrize(
+    ("cpus", "ranks", "expected"), [((1, 2), 2, "1|2"), ((0, 1, 2, 3), 2, "0,1|2,3"), ((0, 1), 4, "0|1|0|1")]
+)
+def test_ranks_split_the_cores_of_their_engine(cpus: tuple[int, ...], ranks: int, expected: str) -> None:
+    spec = msgspec.structs.replace(SPEC, cpus=cpus, tensor_parallel=ranks)
+    assert value(engine_command(spec), "--tensor-parallel-size") == str(ranks)
+    assert engine_environment(spec, {})["VLLM_CPU_OMP_THREADS_BIND"] == expected
+
+
 def test_the_configuration_reaches_the_engine() -> None:
     config = Config(
         model=ModelConfig(dtype="float32", name="chat"),
-        worker=WorkerConfig(kv_cache_bytes=123, max_batched_tokens=64, on_bad_page="fail"),
+        worker=WorkerConfig(kv_cache_bytes=123, max_batched_tokens=64, on_bad_page="fail", tensor_parallel=2),
     )
     spec = engine_spec(config, Path("/models/m"), port=1, cpus=(0,))
     assert (spec.served_name, spec.dtype, spec.kv_cache_bytes) == ("chat", "float32", 123)
-    assert (spec.max_batched_tokens, spec.on_bad_page) == (64, "fail")
+    assert (spec.max_batched_tokens, spec.on_bad_page, spec.tensor_parallel) == (64, "fail", 2)
     assert engine_spec(Config(), Path("/models/m"), port=1, cpus=(0,)).served_name == "m"

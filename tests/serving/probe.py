@@ -22,6 +22,27 @@ QUIET_S = 30.0
 """Longest wait for everything to come to rest: the longest lease, and a step."""
 
 
+async def read_metrics(http: aiohttp.ClientSession, url: str) -> dict[str, float]:
+    """Samples of ``url``/metrics by name, those of one name and different labels by ``name{label=value}`` too."""
+    async with http.get(f"{url}/metrics") as response:
+        text = await response.text()
+    values: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            values[sample.name] = values.get(sample.name, 0.0) + sample.value
+            for label, value in sample.labels.items():
+                key = f"{sample.name}{{{label}={value}}}"
+                values[key] = values.get(key, 0.0) + sample.value
+    return values
+
+
+async def prompt_tokens(http: aiohttp.ClientSession, url: str) -> dict[str, float]:
+    """Where the prompt tokens of the engine at ``url`` came from: computed, its own cache, or outside."""
+    values = await read_metrics(http, url)
+    name = "vllm:prompt_tokens_by_source_total{source="
+    return {key.removeprefix(name).rstrip("}"): value for key, value in values.items() if key.startswith(name)}
+
+
 class Probe:
     """One running cluster seen from outside."""
 
@@ -44,23 +65,10 @@ class Probe:
         return msgspec.json.decode(files[0].read_bytes(), type=Engine)
 
     async def metrics(self, url: str) -> dict[str, float]:
-        """Samples of ``url``/metrics by name, those of one name and different labels by ``name{label=value}`` too."""
-        async with self.http.get(f"{url}/metrics") as response:
-            text = await response.text()
-        values: dict[str, float] = {}
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                values[sample.name] = values.get(sample.name, 0.0) + sample.value
-                for label, value in sample.labels.items():
-                    key = f"{sample.name}{{{label}={value}}}"
-                    values[key] = values.get(key, 0.0) + sample.value
-        return values
+        return await read_metrics(self.http, url)
 
     async def prompt_tokens(self, role: Role) -> dict[str, float]:
-        """Where the engine's prompt tokens came from: computed, its own cache, or outside."""
-        values = await self.metrics(self.worker(role).url)
-        name = "vllm:prompt_tokens_by_source_total{source="
-        return {key.removeprefix(name).rstrip("}"): value for key, value in values.items() if key.startswith(name)}
+        return await prompt_tokens(self.http, self.worker(role).url)
 
     @contextlib.contextmanager
     def store(self, name: str) -> Iterator[StoreClient]:

@@ -1,0 +1,119 @@
+"""Pages of one load, a layer at a time: copied out of the arena, verified there, and cut to the rank's heads.
+
+It must never hand out a byte that was not verified after the copy: nothing that happens to the arena meanwhile can get
+in between. A writer's run of heads has one checksum, so a run is copied whole even when the rank wants a part of it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from kvrelay.connector.heads import RankHeads
+from kvrelay.connector.plan import PageCopy
+from kvrelay.store.arena import Arena, Bools, Ints, checksums
+from kvrelay.types import PageFormat, Shard
+
+
+class Staging:
+    """The pages of one load. ``count``: the first so many of them; the others are given up."""
+
+    def __init__(self, arena: Arena, pages: list[PageCopy], heads: RankHeads) -> None:
+        self._arena = arena
+        self._format = arena.format
+        self._pages = pages
+        self._heads = heads
+        self._numbers: Ints = np.array([page.slot for page in pages], dtype=np.int64)
+        self._generations: Ints = np.array([page.generation for page in pages], dtype=np.int64)
+        self._shards: Ints = np.array([page.shards for page in pages], dtype=np.int64)
+        total = self._format.kv_heads
+        self._runs = {page.shards: heads.runs(page.shards, total) for page in pages}
+        self._first = min(runs.start * total // shards for shards, runs in self._runs.items())
+        self._stop = max(runs.stop * total // shards for shards, runs in self._runs.items())
+        """Heads that are copied: all runs that hold one of the rank's."""
+        self._whole: torch.Tensor = torch.empty(0)
+        self._tail: torch.Tensor | None = None
+
+    def __repr__(self) -> str:
+        return f"<Staging {len(self._pages)} pages, heads {self._first} to {self._stop - 1}>"
+
+    def lost(self, count: int) -> Bools:
+        """Which pages will never be whole: their writer failed, or their slot was given away."""
+        return self._arena.lost(self._numbers[:count], self._generations[:count])
+
+    def ready(self, count: int, layer: int) -> Bools:
+        """Which pages hold every run of ``layer`` that the rank reads."""
+        in_place = np.ones(count, dtype=np.bool_)
+        for shards, runs in self._runs.items():
+            which = np.flatnonzero(self._shards[:count] == shards) if len(self._runs) > 1 else np.arange(count)
+            slots, generations = self._numbers[which], self._generations[which]
+            for run in runs:
+                in_place[which] &= self._arena.ready(slots, generations, layer, Shard(run, shards))
+        return in_place
+
+    def copy(self, count: int, layer: int) -> None:
+        """Copy ``layer`` of the pages into private memory."""
+        pages = self._pages[:count]
+        tail = pages[-1] if pages and pages[-1].tokens < self._format.page_tokens else None
+        whole = torch.from_numpy(self._numbers[: count - (tail is not None)])
+        run = slice(self._first * self._head_elements, self._stop * self._head_elements)
+        self._whole = torch.index_select(arena_layer(self._arena, layer)[:, run], 0, whole)
+        self._tail = None if tail is None else self._copy_tail(tail, layer)
+
+    def _copy_tail(self, page: PageCopy, layer: int) -> torch.Tensor:
+        each = page.tokens * self._format.token_layer_bytes // self._format.kv_heads
+        segment = self._arena.segment(page.slot, layer, page.tokens)[self._first * each : self._stop * each]
+        return torch.frombuffer(segment, dtype=page_dtype(self._format)).clone()
+
+    @property
+    def _head_elements(self) -> int:
+        return 2 * self._format.page_tokens * self._format.head_dim
+
+    def first_bad(self, count: int, layer: int) -> int | None:
+        """The first page whose copy is not what its writers published; None when all are."""
+        slots = self._numbers[:count]
+        published = {shards: self._arena.checksums(slots, layer, shards).tolist() for shards in self._runs}
+        for index, page in enumerate(self._pages[:count]):
+            runs = self._runs[page.shards]
+            if self._sums(index, page) != published[page.shards][index][runs.start : runs.stop]:
+                return index
+        return None
+
+    def _sums(self, index: int, page: PageCopy) -> list[int]:
+        """Checksums of one copied page's runs."""
+        copy = self._whole[index] if index < len(self._whole) else self._tail
+        assert copy is not None, "only copied pages are verified"
+        width, runs = self._format.kv_heads // page.shards, self._runs[page.shards]
+        each = page.tokens * self._format.token_layer_bytes // self._format.kv_heads
+        raw = copy.view(torch.uint8).numpy().data
+        held = raw[(runs.start * width - self._first) * each : (runs.stop * width - self._first) * each]
+        return checksums(held, width * each)
+
+    def keys_values(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of the copied pages' tokens, each ``[token, kv_head, head_dim]`` of the rank's heads."""
+        whole = min(count, len(self._whole))
+        key, value = self._cut(self._whole[:whole], self._format.page_tokens)
+        if self._tail is None or count == whole:
+            return key, value
+        tail = self._cut(self._tail[None], self._pages[whole].tokens)
+        return torch.cat((key, tail[0])), torch.cat((value, tail[1]))
+
+    def _cut(self, copies: torch.Tensor, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+        heads, dim, skip = self._stop - self._first, self._format.head_dim, self._heads.first - self._first
+        shaped = copies.view(len(copies), heads, 2, tokens, dim)[:, skip : skip + self._heads.count].transpose(1, 3)
+        key, value = (shaped[:, :, which].reshape(-1, self._heads.count, dim) for which in range(2))
+        return key, value
+
+
+def page_dtype(format: PageFormat) -> torch.dtype:
+    """The element type of a page's bytes."""
+    dtype = getattr(torch, format.dtype)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def arena_layer(arena: Arena, layer: int) -> torch.Tensor:
+    """One layer's segments of all slots as ``[slots, elements]``, sharing the arena's memory."""
+    start = layer * arena.format.segment_bytes
+    rows = torch.from_numpy(arena.data)[:, start : start + arena.format.segment_bytes]
+    return rows.view(page_dtype(arena.format))
