@@ -22,7 +22,7 @@ from kvrelay.identity import (
 from kvrelay.types import Fingerprint, PageFormat, PageName
 
 FORMAT = PageFormat(layers=30, kv_heads=3, head_dim=64, dtype="bfloat16", page_tokens=32)
-OURS = Fingerprint(weights="w1", weights_epoch=0, format=FORMAT, naming=1, engine="vllm 0.32.0")
+OURS = Fingerprint(weights="w1", weights_epoch=0, format=FORMAT, naming=2, engine="vllm 0.32.0")
 ROOT = root_name(OURS)
 TOKENS = list(range(100, 400))
 
@@ -30,7 +30,7 @@ _SCRIPT = """
 from kvrelay.identity import name_pages, root_name
 from kvrelay.types import Fingerprint, PageFormat
 fmt = PageFormat(layers=30, kv_heads=3, head_dim=64, dtype="bfloat16", page_tokens=32)
-ours = Fingerprint(weights="w1", weights_epoch=0, format=fmt, naming=1, engine="vllm 0.32.0")
+ours = Fingerprint(weights="w1", weights_epoch=0, format=fmt, naming=2, engine="vllm 0.32.0")
 print(b"".join(name_pages(root_name(ours, salt="tenant", adapter="lora"), range(100, 400), 32)).hex())
 """
 
@@ -54,8 +54,8 @@ def test_names_do_not_change_between_versions_of_this_code() -> None:
     assert [name.hex() for name in name_pages(ROOT, range(40), 32)] == [PINNED_FULL, PINNED_PARTIAL]
 
 
-PINNED_FULL = "430bb19bbcd00833f0b3bfc89c5c12cf"
-PINNED_PARTIAL = "63cfdda5edf834dc0ff7b1c59fc3e019"
+PINNED_FULL = "37f94d6fa31f8946a9874d57fa0ea35b"
+PINNED_PARTIAL = "eb376e40cfd810b9f1dc47c6cd5d3ae2"
 
 
 @pytest.mark.parametrize(("tokens", "pages"), [(0, 0), (1, 1), (31, 1), (32, 1), (33, 2), (63, 2), (64, 2), (65, 3)])
@@ -128,7 +128,7 @@ def test_a_token_id_outside_32_bits_is_an_error_not_another_token(token: int) ->
 CHANGES: list[tuple[str, object]] = [
     ("weights", "w2"),
     ("weights_epoch", 1),
-    ("naming", 2),
+    ("naming", 3),
     ("engine", "vllm 0.33.0"),
     ("speculative", "eagle"),
     ("format.layers", 31),
