@@ -31,7 +31,7 @@ rng = random.Random(1)
 def config() -> Config:
     return Config(
         model=ModelConfig(name=MODEL),
-        router=RouterConfig(port=0, control_port=0),
+        router=RouterConfig(port=0, control_port=0, local_prefill="never"),
         store=StoreConfig(arena_bytes=2 << 30),
         worker=WorkerConfig(kv_cache_bytes=512 << 20, max_batched_tokens=512),
         cluster=ClusterConfig(prefill=1, decode=1),

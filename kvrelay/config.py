@@ -48,6 +48,16 @@ class RouterConfig(Section, frozen=True, kw_only=True):
     transfer_wait_s: Annotated[
         Seconds, Meta(description="Longest silence of P before D is asked to compute the prompt itself.")
     ] = 120.0
+    local_prefill: Annotated[
+        str,
+        Meta(
+            pattern="^(auto|never)$",
+            description="auto: D computes a prompt itself where that is predicted to cost less; never: where it must.",
+        ),
+    ] = "auto"
+    learned_file: Annotated[
+        str, Meta(description="File in which learned timings outlive the router; kept nowhere when empty.")
+    ] = ""
 
 
 class StoreConfig(Section, frozen=True, kw_only=True):

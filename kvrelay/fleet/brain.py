@@ -4,7 +4,8 @@ a random number; the router and the simulator are rims around it."""
 from __future__ import annotations
 
 from kvrelay.errors import Overloaded
-from kvrelay.fleet.chooser import Chooser, DecodePick
+from kvrelay.fleet.chooser import Chooser, Pick, longest_prompt
+from kvrelay.fleet.experience import Experience
 from kvrelay.fleet.flight import (
     AbandonDecode,
     AbandonPrefill,
@@ -19,8 +20,10 @@ from kvrelay.fleet.flight import (
     PromptLeg,
     SendPrefill,
 )
+from kvrelay.fleet.holdings import Holdings
 from kvrelay.fleet.index import PageIndex
 from kvrelay.fleet.ledger import Ledger, Timeline
+from kvrelay.fleet.lessons import Lessons
 from kvrelay.fleet.loads import Loads
 from kvrelay.fleet.workers import Fleet, Handoff, Roster
 from kvrelay.policy.admit import RETRY_AFTER_S, Turned, admit
@@ -34,13 +37,16 @@ _LEG_STATES = {Stage.STARTED: LegState.STARTED, Stage.LAST_CHUNK: LegState.LAST_
 class Brain:
     """Soft state of one router: members, loads, flights and the ledger."""
 
-    def __init__(self, *, dead_after_s: float, transfer_wait_s: float) -> None:
+    def __init__(self, *, dead_after_s: float, transfer_wait_s: float, local_prefill: bool = True) -> None:
         self._transfer_wait_s = transfer_wait_s
         self.fleet = Fleet(dead_after_s)
         self.loads = Loads()
         self.index = PageIndex()
         self.ledger = Ledger()
-        self._chooser = Chooser(self.fleet, self.loads, self.index)
+        self.experience = Experience(self.loads.links)
+        self._lessons = Lessons(self.experience, self.loads)
+        self._holdings = Holdings(self.fleet, self.index, self.loads.links)
+        self._chooser = Chooser(self.fleet, self.loads, self._holdings, self.experience, local_prefill=local_prefill)
         self._flights: dict[str, Flight] = {}
         self.unknown_transfers = 0
         """Milestones of transfers that this router does not know (any more)."""
@@ -59,7 +65,9 @@ class Brain:
 
         Raises ``Malformed``, ``Refused``.
         """
-        if not self.fleet.register_worker(worker, now):
+        is_reborn = self.fleet.register_worker(worker, now)
+        self.experience.join(worker)
+        if not is_reborn:
             return []
         self.index.drop(worker.name)
         return self._abandon(worker.name, decode_too=True)
@@ -102,7 +110,10 @@ class Brain:
         self.fleet.stores.expire(now)
         known = [member.info.name for member in self.fleet.workers]
         self.loads.keep_only(known)
-        self.index.keep_only(known)
+        stores = [member.info.name for member in self.fleet.stores]
+        self.loads.links.keep_only(stores)
+        self._holdings.keep_only(known, stores)
+        self.experience.keep_only(known)
         for flight in self._flights.values():
             if now - flight.heard_s > self._transfer_wait_s:
                 commands += self._dispatch(flight)
@@ -122,72 +133,81 @@ class Brain:
 
     def naming(self, model: str, now: float) -> Fingerprint | None:
         """Fingerprint under which prompts' pages are named: that of a P worker; None without one."""
-        prefillers = self._chooser.prefillers(model, now)
+        prefillers = self._chooser.ground(model, now).readers
         return prefillers[0].engine.fingerprint if prefillers else None
 
     # ------------------------------------------------------------ begin
 
     def begin(self, ask: Ask, now: float) -> Plan:
         """Choose and reserve for a new request. Raises ``Overloaded``."""
-        decoders = self._chooser.decoders(ask.facts.model, now)
-        verdict = admit(in_flight=self.in_flight, decoders=len(decoders))
+        ground = self._chooser.ground(ask.facts.model, now)
+        verdict = admit(in_flight=self.in_flight, decoders=len(ground.writers))
         if isinstance(verdict, Turned):
             raise Overloaded(verdict.reason, verdict.after_s)
-        pick = self._chooser.decode(ask, (), now)
+        pick = self._chooser.begin(ask, ground, now)
         if pick is None:
             raise Overloaded("every worker that can write answers just left; retry", RETRY_AFTER_S)
         flight = self._open(ask, pick, now)
-        reason = self._chooser.why_local(ask, pick.worker, now)
-        orders = () if reason else self._assign_all(flight, pick.worker, now)
+        orders = self._assign_all(flight, pick, now) if pick.prefill is not None else ()
+        reason = "" if orders else self._chooser.why_local(ask, pick.decode, ground)
         flight.path = Path.REMOTE_PREFILL if orders else Path.LOCAL
         flight.dispatched = not orders
         flight.timeline.path, flight.timeline.local_reason = flight.path.value, reason
         flight.timeline.mark("routed", now)
         return Plan(path=flight.path, local_reason=reason, prefills=orders)
 
-    def _open(self, ask: Ask, pick: DecodePick, now: float) -> Flight:
+    def _open(self, ask: Ask, pick: Pick, now: float) -> Flight:
         facts = ask.facts
         timeline = Timeline(facts.request_id, ask.tenant, ask.received_s, prompt_tokens=sum(facts.prompt_tokens))
         timeline.mark("tokenised", now)
-        timeline.decode_worker = pick.worker.name
-        timeline.decide("decode", pick.choice)
-        flight = Flight(ask=ask, timeline=timeline, decode=pick.reservation, aimed_at=pick.worker, heard_s=now)
-        flight.tried_decode.add(pick.worker.name)
-        self.loads.reserve_decode(pick.reservation)
+        timeline.decode_worker = pick.decode.name
+        timeline.decide("request", pick.decision)
+        reservation = pick.decode_reservation(ask)
+        flight = Flight(ask=ask, timeline=timeline, decode=reservation, aimed_at=pick.decode, heard_s=now)
+        flight.tried_decode.add(pick.decode.name)
+        self.loads.reserve_decode(reservation, now)
         self._flights[facts.request_id] = flight
         self.ledger.open(timeline)
         return flight
 
-    def _assign_all(self, flight: Flight, decode: WorkerInfo, now: float) -> tuple[PrefillOrder, ...]:
-        facts = flight.ask.facts
+    def _assign_all(self, flight: Flight, pick: Pick, now: float) -> tuple[PrefillOrder, ...]:
+        """A P for every prompt; that of the longest was chosen together with D."""
+        facts, first = flight.ask.facts, longest_prompt(flight.ask)
         names = facts.page_names or ((),) * len(facts.prompt_tokens)
         for index, (tokens, pages) in enumerate(zip(facts.prompt_tokens, names, strict=True)):
             flight.legs.append(PromptLeg(index=index, prompt_tokens=tokens, names=pages))
-        orders = [self._assign(flight, leg, now) for leg in flight.legs]
-        return tuple(order for order in orders if order is not None)
+        orders = {first: self._send(flight, flight.legs[first], pick, now)}
+        for leg in flight.legs:
+            if leg.index != first and (order := self._assign(flight, leg, now)) is not None:
+                orders[leg.index] = order
+        return tuple(orders[index] for index in sorted(orders))
 
     def _assign(self, flight: Flight, leg: PromptLeg, now: float) -> PrefillOrder | None:
         """Choose and reserve a P for ``leg`` that was not tried yet."""
-        pick = self._chooser.prefill(leg, flight.aimed_at, now)
+        pick = self._chooser.prefill(flight.ask, leg, flight.aimed_at, now)
         if pick is None:
             return None
-        self.loads.reserve_prefill(pick.reservation)
-        self._remember(leg, pick.worker)
-        leg.send(f"{flight.request_id}/{leg.index}/{len(leg.tried)}", pick.reservation)
-        self.ledger.own(flight.request_id, leg.transfer, leg.prompt_tokens, len(leg.tried) - 1)
-        flight.timeline.prefill_worker = pick.worker.name
-        flight.timeline.decide("prefill", pick.choice)
+        flight.timeline.decide("prefill", pick.decision)
+        return self._send(flight, leg, pick, now)
+
+    def _send(self, flight: Flight, leg: PromptLeg, pick: Pick, now: float) -> PrefillOrder:
+        assert pick.prefill is not None, "a local pick sends no prompt"
+        assert pick.handoff is not None, "only pairs are chosen"
+        attempt = len(leg.tried)
+        reservation = self._chooser.prefill_reservation(leg, pick, f"{flight.request_id}/{leg.index}/{attempt}")
+        self._lessons.sent(leg, reservation, now)
+        self.loads.reserve_prefill(reservation, now)
+        self._holdings.engine_got(pick.prefill, leg.names)
+        leg.send(reservation)
+        self.ledger.own(flight.request_id, leg.transfer, leg.prompt_tokens, attempt)
+        flight.timeline.prefill_worker = pick.prefill.name
         return PrefillOrder(
             index=leg.index,
-            worker=pick.worker.name,
-            url=pick.worker.url,
+            worker=pick.prefill.name,
+            url=pick.prefill.url,
             transfer=leg.transfer,
             push_to=pick.handoff.push_to,
         )
-
-    def _remember(self, leg: PromptLeg, worker: WorkerInfo) -> None:
-        page_tokens = worker.engine.fingerprint.format.page_tokens
-        self.index.add(worker.name, worker.incarnation, leg.names, worker.engine.kv_tokens // page_tokens)
 
     # ------------------------------------------------------------ P legs
 
@@ -200,18 +220,25 @@ class Brain:
         """P answered."""
         flight = self._flights[request_id]
         leg = flight.legs[index]
-        leg.reached(LegState.FINISHED)
+        leg.reached(LegState.FINISHED, now)
         leg.cached_tokens = min(cached_tokens, leg.prompt_tokens)
-        self._release(leg)
+        self._lessons.computed(leg, now)
+        self._computed_at(leg)
+        self._release(leg, now)
         flight.timeline.computed(leg.transfer, now)
         flight.heard_s = now
         return self._dispatch_if_ready(flight)
+
+    def _computed_at(self, leg: PromptLeg) -> None:
+        prefill = self.fleet.workers.get(leg.reservation.worker) if leg.reservation is not None else None
+        if prefill is not None:
+            self._holdings.store_got(prefill.info, leg.names)
 
     def prefill_failed(self, request_id: str, index: int, now: float) -> list[Command]:
         """P refused, reset or vanished: another P, unless D is already at work; without one D computes the prompt."""
         flight = self._flights[request_id]
         leg = flight.legs[index]
-        self._release(leg)
+        self._release(leg, now)
         leg.state = LegState.FAILED
         flight.timeline.lost(leg.transfer)
         order = None if flight.dispatched else self._assign(flight, leg, now)
@@ -219,9 +246,9 @@ class Brain:
             return [SendPrefill(request_id=request_id, order=order)]
         return self._dispatch_if_ready(flight)
 
-    def _release(self, leg: PromptLeg) -> None:
+    def _release(self, leg: PromptLeg, now: float) -> None:
         if leg.reservation is not None:
-            self.loads.release_prefill(leg.reservation)
+            self.loads.release_prefill(leg.reservation, now)
             leg.reservation = None
 
     def transfer_event(self, event: TransferEvent, now: float) -> list[Command]:
@@ -237,7 +264,7 @@ class Brain:
             return []
         flight.heard_s = now
         if event.stage in _LEG_STATES:
-            leg.reached(_LEG_STATES[event.stage])
+            leg.reached(_LEG_STATES[event.stage], now)
         elif event.stage is Stage.FAILED:
             leg.transfer_over = True
         return self._dispatch_if_ready(flight)
@@ -280,16 +307,24 @@ class Brain:
         pick = self._chooser.decode(flight.ask, flight.tried_decode, now)
         if pick is None:
             return False
-        self.loads.release_decode(flight.decode)
-        self.loads.reserve_decode(pick.reservation)
-        flight.decode = pick.reservation
-        flight.tried_decode.add(pick.worker.name)
-        flight.timeline.decode_worker = pick.worker.name
-        flight.timeline.decide("decode", pick.choice)
+        self.loads.release_decode(flight.decode, now)
+        flight.decode = pick.decode_reservation(flight.ask)
+        self.loads.reserve_decode(flight.decode, now)
+        flight.tried_decode.add(pick.decode.name)
+        flight.timeline.decode_worker = pick.decode.name
+        flight.timeline.decide("decode", pick.decision)
         return True
 
     def first_token(self, request_id: str, now: float) -> None:
-        self._flights[request_id].timeline.mark_first("first_token", now)
+        flight = self._flights[request_id]
+        flight.timeline.mark_first("first_token", now)
+        self._lessons.first_token(flight, now)
+        self.loads.computed(flight.decode, now)
+        decode = self.fleet.workers.get(flight.decode.worker)
+        if decode is not None:
+            for names in flight.ask.facts.page_names:
+                self._holdings.engine_got(decode.info, names)
+                self._holdings.store_got(decode.info, names)
 
     def cached_tokens(self, request_id: str) -> int | None:
         """What the answer's usage says was cached; None: D's own count is right."""
@@ -299,12 +334,13 @@ class Brain:
         """The request is over, however it ended: everything it reserved is given back."""
         flight = self._flights.pop(request_id)
         for leg in flight.legs:
-            self._release(leg)
-        self.loads.release_decode(flight.decode)
+            self._release(leg, now)
         timeline = flight.timeline
         timeline.status, timeline.output_tokens = status, output_tokens
         timeline.cached_tokens = flight.cached_tokens
         timeline.mark("finished", now)
+        self._lessons.finished(flight, now)
+        self.loads.release_decode(flight.decode, now)
         return timeline
 
     def check_invariants(self) -> None:

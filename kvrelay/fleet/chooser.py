@@ -1,108 +1,211 @@
-"""Turns the fleet's state into candidates and asks policy to choose. It must never change that state."""
+"""Turns the fleet's state into vectors and asks policy to choose. It must never change that state."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
+import numpy as np
+
+from kvrelay.fleet.experience import Experience
 from kvrelay.fleet.flight import Ask, PromptLeg
-from kvrelay.fleet.index import PageIndex
+from kvrelay.fleet.ground import Ground, Grounds
+from kvrelay.fleet.holdings import Holdings
 from kvrelay.fleet.loads import DecodeReservation, Loads, PrefillReservation
 from kvrelay.fleet.workers import Fleet, Handoff
-from kvrelay.policy.cost import DecodeLoad, PrefillLoad, uncached_tokens
-from kvrelay.policy.route import Choice, choose_decode, choose_prefill
-from kvrelay.types import Role, Value, WorkerInfo
+from kvrelay.policy.cost import Flags, Integers, Prompt, Readers, Ways, Writers, uncached_tokens
+from kvrelay.policy.fit import Floats
+from kvrelay.policy.perf import Perf
+from kvrelay.policy.route import Decision, choose
+from kvrelay.types import PageName, Role, Value, WorkerInfo
 
 MAX_SPLIT_PROMPTS = 64
 """A request with more prompts than this is not split: each would be a connection of its own."""
 
 
-class PrefillPick(Value, frozen=True, kw_only=True):
-    """The P chosen for one prompt, and what it will be asked to compute."""
+class Pick(Value, frozen=True, kw_only=True):
+    """A choice, with what it takes to act on it."""
 
-    worker: WorkerInfo
-    handoff: Handoff
-    reservation: PrefillReservation
-    choice: Choice
+    decision: Decision
+    decode: WorkerInfo
+    prefill: WorkerInfo | None
+    """None: the decode worker computes the prompt."""
+    handoff: Handoff | None
+    kv_tokens: int
+    """KV that the decode worker will hold of the request."""
 
-
-class DecodePick(Value, frozen=True, kw_only=True):
-    """The D chosen for a request."""
-
-    worker: WorkerInfo
-    reservation: DecodeReservation
-    choice: Choice
+    def decode_reservation(self, ask: Ask) -> DecodeReservation:
+        own = dict(self.decision.chosen.items)["prefill"] if self.prefill is None else 0.0
+        return DecodeReservation(
+            worker=self.decode.name,
+            key=ask.facts.request_id,
+            sequences=ask.sequences,
+            kv_tokens=self.kv_tokens,
+            prefill_s=own,
+        )
 
 
 class Chooser:
-    """Read-only view of fleet, loads and index."""
+    """Read-only view of fleet, loads, holdings and experience."""
 
-    def __init__(self, fleet: Fleet, loads: Loads, index: PageIndex) -> None:
+    def __init__(
+        self, fleet: Fleet, loads: Loads, holdings: Holdings, experience: Experience, *, local_prefill: bool
+    ) -> None:
         self._fleet = fleet
         self._loads = loads
-        self._index = index
+        self._holdings = holdings
+        self._experience = experience
+        self._local_prefill = local_prefill
+        self._grounds = Grounds(fleet, loads.links)
 
     def __repr__(self) -> str:
         return f"<Chooser over {self._fleet!r}>"
 
-    def decoders(self, model: str, now: float) -> list[WorkerInfo]:
-        return [worker for worker in self._fleet.serving(model, now) if worker.role.decodes]
+    def ground(self, model: str, now: float) -> Ground:
+        """All usable workers of ``model``."""
+        return self._grounds.of(model, now)
 
-    def prefillers(self, model: str, now: float) -> list[WorkerInfo]:
-        return [worker for worker in self._fleet.serving(model, now) if worker.role.prefills]
+    # ------------------------------------------------------------ choices
 
-    def decode(self, ask: Ask, tried: Collection[str], now: float) -> DecodePick | None:
-        """The best D that was not tried yet."""
-        workers = {worker.name: worker for worker in self.decoders(ask.facts.model, now) if worker.name not in tried}
-        kv_tokens = sum(ask.facts.prompt_tokens) + ask.facts.max_tokens
-        choice = choose_decode(map(self._decode_load, workers.values()), ask.sequences, kv_tokens)
-        if choice is None:
-            return None
-        reservation = DecodeReservation(worker=choice.worker, sequences=ask.sequences, kv_tokens=kv_tokens)
-        return DecodePick(worker=workers[choice.worker], reservation=reservation, choice=choice)
+    def begin(self, ask: Ask, ground: Ground, now: float) -> Pick | None:
+        """Where the longest prompt of a new request is computed, and where its answers are written."""
+        facts = ask.facts
+        split = not self.why_whole(ask)
+        longest = longest_prompt(ask)
+        names = facts.page_names[longest] if facts.page_names else ()
+        tokens = facts.prompt_tokens[longest] if split else sum(facts.prompt_tokens)
+        prompt = self._prompt(ask, tokens, ground)
+        pairs = ground.pairs if split else np.zeros_like(ground.pairs)
+        # Of several prompts some would be local and some not; until hand-offs are known, roles decide.
+        own = self._local_prefill and self._experience.knows_handoffs and len(facts.prompt_tokens) == 1
+        return self._choose(prompt, names, ground, pairs, np.logical_or(~pairs.any(axis=0), own), now)
 
-    def prefill(self, leg: PromptLeg, decode: WorkerInfo, now: float) -> PrefillPick | None:
+    def prefill(self, ask: Ask, leg: PromptLeg, decode: WorkerInfo, now: float) -> Pick | None:
         """The best P for this prompt that can hand over to ``decode`` and was not tried yet."""
-        pairs = {worker.name: (worker, handoff) for worker, handoff in self._pairs(decode, now)}
-        loads = {name: self._prefill_load(pair[0], leg) for name, pair in pairs.items() if name not in leg.tried}
-        choice = choose_prefill(loads.values(), leg.prompt_tokens)
-        if choice is None:
-            return None
-        tokens = uncached_tokens(leg.prompt_tokens, loads[choice.worker].cached_tokens)
-        worker, handoff = pairs[choice.worker]
-        reservation = PrefillReservation(worker=choice.worker, tokens=tokens)
-        return PrefillPick(worker=worker, handoff=handoff, reservation=reservation, choice=choice)
+        ground = self._grounds.of(ask.facts.model, now)
+        fresh = np.array([worker.name not in leg.tried for worker in ground.readers], dtype=bool)
+        there = np.array([worker.name == decode.name for worker in ground.writers], dtype=bool)
+        pairs = ground.pairs & fresh[:, np.newaxis] & there
+        prompt = self._prompt(ask, leg.prompt_tokens, ground)
+        return self._choose(prompt, leg.names, ground, pairs, np.zeros_like(there), now)
 
-    def why_local(self, ask: Ask, decode: WorkerInfo, now: float) -> str:
-        """Why the request is served by ``decode`` alone, as a word for a metric label; empty when it can be split."""
+    def decode(self, ask: Ask, tried: Collection[str], now: float) -> Pick | None:
+        """The best D that was not tried yet, when the first one failed."""
+        ground = self._grounds.of(ask.facts.model, now)
+        fresh = np.array([worker.name not in tried for worker in ground.writers], dtype=bool)
+        prompt = self._prompt(ask, ask.facts.prompt_tokens[longest_prompt(ask)], ground)
+        names = ask.facts.page_names[longest_prompt(ask)] if ask.facts.page_names else ()
+        return self._choose(prompt, names, ground, np.zeros_like(ground.pairs), fresh, now)
+
+    def _prompt(self, ask: Ask, tokens: int, ground: Ground) -> Prompt:
+        facts = ask.facts
+        page = ground.writers[0].engine.fingerprint.format if ground.writers else None
+        return Prompt(
+            tokens=tokens,
+            token_bytes=page.layers * page.token_layer_bytes if page else 1,
+            sequences=ask.sequences,
+            output_tokens=self._experience.output_tokens(facts.model, facts.max_tokens / ask.sequences),
+            other_tokens=sum(facts.prompt_tokens) - tokens,
+        )
+
+    def _choose(
+        self, prompt: Prompt, names: Sequence[PageName], ground: Ground, pairs: Flags, own: Flags, now: float
+    ) -> Pick | None:
+        readers = self._readers(ground.readers, ground.reader_stores, names, now)
+        writers = self._writers(ground, names, own, prompt, now)
+        matrices = self._loads.links.between(ground.reader_stores, ground.writer_stores)
+        decision = choose(prompt, readers, writers, Ways(pairs, *matrices))
+        if decision is None:
+            return None
+        decode = next(worker for worker in ground.writers if worker.name == decision.chosen.decode)
+        prefill = next((worker for worker in ground.readers if worker.name == decision.chosen.prefill), None)
+        handoff = self._fleet.pair(prefill, decode, now) if prefill is not None else None
+        return Pick(
+            decision=decision,
+            decode=decode,
+            prefill=prefill,
+            handoff=handoff if isinstance(handoff, Handoff) else None,
+            kv_tokens=round(prompt.held_tokens),
+        )
+
+    # ------------------------------------------------------------ why
+
+    def why_whole(self, ask: Ask) -> str:
+        """Why the request must not be split, as a word for a metric label; empty when it may be."""
         if ask.local_reason:
             return ask.local_reason
-        if len(ask.facts.prompt_tokens) > MAX_SPLIT_PROMPTS:
-            return "many_prompts"
-        if self._pairs(decode, now):
-            return ""
-        prefillers = self.prefillers(decode.model, now)
+        return "many_prompts" if len(ask.facts.prompt_tokens) > MAX_SPLIT_PROMPTS else ""
+
+    def why_local(self, ask: Ask, decode: WorkerInfo, ground: Ground) -> str:
+        """Why ``decode`` computes the request's prompts itself, as a word for a metric label."""
+        if reason := self.why_whole(ask):
+            return reason
+        if ground.pairs[:, ground.writers.index(decode)].any():
+            return "cheaper"
         if decode.role is Role.DECODE:
-            return "no_pair" if prefillers else "no_prefill"
-        return "no_pair" if any(not worker.role.decodes for worker in prefillers) else "colocated"
+            return "no_pair" if ground.readers else "no_prefill"
+        return "no_pair" if any(not worker.role.decodes for worker in ground.readers) else "colocated"
 
-    def _pairs(self, decode: WorkerInfo, now: float) -> list[tuple[WorkerInfo, Handoff]]:
-        tried = [(worker, self._fleet.pair(worker, decode, now)) for worker in self.prefillers(decode.model, now)]
-        return [(worker, pair) for worker, pair in tried if isinstance(pair, Handoff)]
+    # ------------------------------------------------------------ vectors
 
-    def _prefill_load(self, worker: WorkerInfo, leg: PromptLeg) -> PrefillLoad:
-        pages = self._index.prefix(worker.name, worker.incarnation, leg.names)
-        return PrefillLoad(
-            worker=worker.name,
-            queued_tokens=self._loads.queued_tokens[worker.name],
-            cached_tokens=pages * worker.engine.fingerprint.format.page_tokens,
-            last_chosen=self._loads.last_chosen(worker.name),
+    def _readers(
+        self, workers: Sequence[WorkerInfo], stores: Integers, names: Sequence[PageName], now: float
+    ) -> Readers:
+        loads, laws = self._loads, self._laws(workers)
+        return Readers(
+            names=tuple(worker.name for worker in workers),
+            rates=_rates([law.prefill.rates for law in laws]),
+            queue_s=_row([loads.wait_s(worker.name, now) for worker in workers]),
+            sources=self._holdings.sources(workers, stores, names),
+            last_chosen=np.array([loads.last_chosen(worker.name) for worker in workers], dtype=np.int64),
         )
 
-    def _decode_load(self, worker: WorkerInfo) -> DecodeLoad:
-        return DecodeLoad(
-            worker=worker.name,
-            sequences=self._loads.sequences[worker.name],
-            kv_tokens=self._loads.kv_tokens[worker.name],
-            kv_capacity_tokens=worker.engine.kv_tokens,
-            last_chosen=self._loads.last_chosen(worker.name),
+    def _laws(self, workers: Sequence[WorkerInfo]) -> list[Perf]:
+        return [self._experience.perf(worker.name) for worker in workers]
+
+    def _writers(
+        self, ground: Ground, names: Sequence[PageName], computes: Flags, prompt: Prompt, now: float
+    ) -> Writers:
+        workers, loads, laws = ground.writers, self._loads, self._laws(ground.writers)
+        readers = self._readers(workers, ground.writer_stores, names, now)
+        return Writers(
+            readers=readers,
+            step_rates=_rates([law.step.rates for law in laws]),
+            answer_s=_row([law.answer.rates[0] for law in laws]),
+            sequences=_row([loads.sequences[worker.name] for worker in workers]),
+            usual_sequences=np.maximum(1.0, _row([loads.usual_sequences(worker.name) for worker in workers])),
+            kv_tokens=_row([loads.kv_tokens[worker.name] for worker in workers]),
+            kv_capacity_tokens=_row([worker.engine.kv_tokens for worker in workers]),
+            # Those that run are, on average, half way through.
+            remaining_tokens=np.full(len(workers), prompt.output_tokens / 2),
+            stored_tokens=readers.sources[-1].tokens,
+            computes=computes,
         )
+
+    def prefill_reservation(self, leg: PromptLeg, pick: Pick, transfer: str) -> PrefillReservation:
+        """What ``pick`` promises for ``leg``."""
+        assert pick.prefill is not None, "a local pick has no P leg"
+        chosen = pick.decision.chosen
+        page = pick.decode.engine.fingerprint.format
+        return PrefillReservation(
+            worker=pick.prefill.name,
+            key=transfer,
+            tokens=uncached_tokens(leg.prompt_tokens, chosen.cached_tokens),
+            seconds=dict(chosen.items)["prefill"],
+            source=pick.prefill.store,
+            target=pick.decode.store,
+            bytes=chosen.moved_tokens * page.layers * page.token_layer_bytes,
+        )
+
+
+def longest_prompt(ask: Ask) -> int:
+    """Position of the longest prompt: it decides where the answers are written."""
+    lengths = ask.facts.prompt_tokens
+    return max(range(len(lengths)), key=lengths.__getitem__)
+
+
+def _row(values: Sequence[float]) -> Floats:
+    return np.array(values, dtype=np.float64)
+
+
+def _rates(rates: Sequence[tuple[float, ...]]) -> Floats:
+    return np.array(rates, dtype=np.float64).reshape(len(rates), 3).T

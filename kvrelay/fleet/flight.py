@@ -112,20 +112,29 @@ class PromptLeg:
     """Of P's own answer."""
     began: bool = False
     """Some P started to compute it, so D may hold pages of it."""
+    begun_s: float | None = None
+    """When its P began to compute it; None as long as nobody told."""
+    alone_since_s: float | None = None
+    """When it was sent to a P that had nothing else to do; None when others were before it."""
+    route: tuple[str, str] | None = None
+    """Stores of P and of D."""
 
     @property
     def ready(self) -> bool:
         """Nothing is gained by holding D back for this leg any longer."""
         return self.transfer_over or self.state in (LegState.LAST_CHUNK, LegState.FINISHED, LegState.FAILED)
 
-    def send(self, transfer: str, reservation: PrefillReservation) -> None:
+    def send(self, reservation: PrefillReservation) -> None:
         """A new attempt begins."""
-        self.transfer, self.reservation = transfer, reservation
+        self.transfer, self.reservation, self.begun_s = reservation.key, reservation, None
+        self.route = reservation.source, reservation.target
         self.tried.add(reservation.worker)
         self.state, self.transfer_over = LegState.SENT, False
 
-    def reached(self, state: LegState) -> None:
+    def reached(self, state: LegState, now: float) -> None:
         """Milestones may be late or repeated; a leg never goes back."""
+        if state is LegState.STARTED and self.begun_s is None:
+            self.begun_s = now
         order = list(LegState)
         if not self.state.over and order.index(state) > order.index(self.state):
             self.state = state
@@ -147,6 +156,8 @@ class Flight:
     legs: list[PromptLeg] = field(default_factory=list)
     tried_decode: set[str] = field(default_factory=set)
     dispatched: bool = False
+    load_at_first: tuple[int, int] | None = None
+    """Sequences and KV tokens at D when the first token came."""
 
     @property
     def request_id(self) -> str:

@@ -6,14 +6,13 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from kvrelay.fleet.record import TransferRecord, gb_per_s
-from kvrelay.policy.route import Choice
+from kvrelay.policy.route import Decision, Option
 from kvrelay.protocol import TransferEvent
 from kvrelay.types import Stage, Transport
 
 KEPT_REQUESTS = 1000
 KEPT_CHOICES = 8
 """Choices kept of one request: those of its first prompts, and of its first retries."""
-KEPT_RUNNERS_UP = 3
 
 
 @dataclass
@@ -35,12 +34,18 @@ class Timeline:
     events: dict[str, float] = field(default_factory=lambda: {"received": 0.0})
     transfers: dict[str, TransferRecord] = field(default_factory=dict)
     """One record a prompt and attempt, by the transfer's id."""
-    decision: list[dict[str, object]] = field(default_factory=list)
+    decisions: list[tuple[str, Decision]] = field(default_factory=list)
+    """What was chosen, and how: the first one is about the whole request, others about further prompts and retries."""
 
-    def decide(self, pool: str, choice: Choice) -> None:
-        """Keep why a worker of ``pool`` was chosen."""
-        if len(self.decision) < KEPT_CHOICES:
-            self.decision.append({"pool": pool, **choice.explain(KEPT_RUNNERS_UP)})
+    def decide(self, about: str, decision: Decision) -> None:
+        """Keep why ``decision`` was made: ``about`` a ``request``, a ``prefill`` or a ``decode``."""
+        if len(self.decisions) < KEPT_CHOICES:
+            self.decisions.append((about, decision))
+
+    @property
+    def predicted(self) -> Option | None:
+        """What the request was to cost when it was begun."""
+        return self.decisions[0][1].chosen if self.decisions else None
 
     def mark(self, event: str, now: float) -> None:
         """Note ``event``; of several legs the last one counts."""
@@ -100,7 +105,7 @@ class Timeline:
             "events": dict(sorted(self.events.items(), key=lambda item: item[1])),
             "transfer": self._transfer(),
             "transfers": [record.report() for record in self.transfers.values()] or None,
-            "decision": self.decision or None,
+            "decision": [{"about": about, **decision.explain()} for about, decision in self.decisions] or None,
         }
         return {key: value for key, value in known.items() if value is not None}
 

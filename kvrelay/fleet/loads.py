@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 
+from kvrelay.fleet.backlog import Backlog, Promise
+from kvrelay.fleet.links import Links
 from kvrelay.types import Value
+
+USUAL_WEIGHT = 0.05
 
 
 class PrefillReservation(Value, frozen=True, kw_only=True):
-    """One P leg: uncached tokens promised to a worker."""
+    """One P leg: uncached tokens promised to a worker, and the way that its KV will take."""
 
     worker: str
+    key: str
+    """The leg's transfer."""
     tokens: int
+    seconds: float = 0.0
+    """Predicted time to compute them."""
+    source: str
+    target: str
+    """Stores of P and of D."""
+    bytes: int = 0
+    """KV that D's store lacks."""
 
 
 class DecodeReservation(Value, frozen=True, kw_only=True):
     """One D leg: run slots and KV promised by a worker."""
 
     worker: str
+    key: str
+    """The request."""
     sequences: int
     kv_tokens: int
+    prefill_s: float = 0.0
+    """Predicted time to compute the prompt, when D does that itself."""
 
 
 class Loads:
@@ -31,6 +48,9 @@ class Loads:
         self.prefill_legs: Counter[str] = Counter()
         self.sequences: Counter[str] = Counter()
         self.kv_tokens: Counter[str] = Counter()
+        self.links = Links()
+        self._backlogs: defaultdict[str, Backlog] = defaultdict(Backlog)
+        self._usual: dict[str, float] = {}
         self._chosen: dict[str, int] = {}
         self._choices = 0
 
@@ -41,27 +61,59 @@ class Loads:
     def last_chosen(self, worker: str) -> int:
         return self._chosen.get(worker, 0)
 
+    def wait_s(self, worker: str, now: float) -> float:
+        """Seconds until a prompt that comes to ``worker`` now is begun."""
+        backlog = self._backlogs.get(worker)
+        return backlog.wait_s(now) if backlog else 0.0
+
+    def prompts(self, worker: str) -> int:
+        """How many prompts ``worker`` has still to compute."""
+        backlog = self._backlogs.get(worker)
+        return len(backlog) if backlog else 0
+
+    def usual_sequences(self, worker: str) -> float:
+        """How many ran there, by the choices of the recent past."""
+        return self._usual.get(worker, 0.0)
+
     def _choose(self, worker: str) -> None:
         self._choices += 1
         self._chosen[worker] = self._choices
 
-    def reserve_prefill(self, reservation: PrefillReservation) -> None:
-        self._choose(reservation.worker)
-        self.prefill_legs[reservation.worker] += 1
-        self.queued_tokens[reservation.worker] += reservation.tokens
+    def reserve_prefill(self, reservation: PrefillReservation, now: float) -> None:
+        worker = reservation.worker
+        self._choose(worker)
+        self.prefill_legs[worker] += 1
+        self.queued_tokens[worker] += reservation.tokens
+        self._backlogs[worker].add(reservation.key, Promise(seconds=reservation.seconds), now)
+        self.links.promise(reservation.source, reservation.target, reservation.bytes)
 
-    def release_prefill(self, reservation: PrefillReservation) -> None:
-        self.prefill_legs[reservation.worker] -= 1
-        self.queued_tokens[reservation.worker] -= reservation.tokens
+    def release_prefill(self, reservation: PrefillReservation, now: float) -> None:
+        worker = reservation.worker
+        self.prefill_legs[worker] -= 1
+        self.queued_tokens[worker] -= reservation.tokens
+        self._backlogs[worker].remove(reservation.key, now)
+        self.links.promise(reservation.source, reservation.target, -reservation.bytes)
 
-    def reserve_decode(self, reservation: DecodeReservation) -> None:
-        self._choose(reservation.worker)
-        self.sequences[reservation.worker] += reservation.sequences
-        self.kv_tokens[reservation.worker] += reservation.kv_tokens
+    def reserve_decode(self, reservation: DecodeReservation, now: float) -> None:
+        worker = reservation.worker
+        self._choose(worker)
+        self.sequences[worker] += reservation.sequences
+        self.kv_tokens[worker] += reservation.kv_tokens
+        usual = self._usual.get(worker, 0.0)
+        self._usual[worker] = usual + USUAL_WEIGHT * (self.sequences[worker] - usual)
+        if reservation.prefill_s:
+            promise = Promise(seconds=reservation.prefill_s, expires=True)
+            self._backlogs[worker].add(reservation.key, promise, now)
 
-    def release_decode(self, reservation: DecodeReservation) -> None:
+    def computed(self, reservation: DecodeReservation, now: float) -> None:
+        """D wrote the first token, so the prompt that it was to compute itself is done."""
+        if reservation.worker in self._backlogs:
+            self._backlogs[reservation.worker].remove(reservation.key, now)
+
+    def release_decode(self, reservation: DecodeReservation, now: float) -> None:
         self.sequences[reservation.worker] -= reservation.sequences
         self.kv_tokens[reservation.worker] -= reservation.kv_tokens
+        self.computed(reservation, now)
 
     def keep_only(self, workers: Iterable[str]) -> None:
         """Drop the rows of workers that nobody knows any more, unless requests still hold reservations there."""
@@ -70,6 +122,8 @@ class Loads:
             if self.prefill_legs[worker] == self.sequences[worker] == 0:
                 for counter in self._counters():
                     del counter[worker]
+                self._backlogs.pop(worker, None)
+                self._usual.pop(worker, None)
                 del self._chosen[worker]
 
     def _counters(self) -> tuple[Counter[str], ...]:
@@ -77,11 +131,19 @@ class Loads:
 
     def check(self, prefills: Iterable[PrefillReservation], decodes: Iterable[DecodeReservation]) -> None:
         """Raise AssertionError unless the sums are exactly those of the open reservations."""
-        expected = Loads()
-        for prefill in prefills:
-            expected.reserve_prefill(prefill)
+        expected, legs = Loads(), list(prefills)
+        for prefill in legs:
+            expected.reserve_prefill(prefill, 0.0)
         for decode in decodes:
-            expected.reserve_decode(decode)
+            expected.reserve_decode(decode, 0.0)
         for mine, theirs in zip(self._counters(), expected._counters(), strict=True):
             if +mine != +theirs or min(mine.values(), default=0) < 0:
                 raise AssertionError(f"reserved {dict(mine)}, but open reservations add up to {dict(theirs)}")
+        for worker, backlog in self._backlogs.items():
+            theirs_too = expected._backlogs[worker]
+            if not {leg.key for leg in legs if leg.worker == worker} <= backlog.keys() <= theirs_too.keys():
+                raise AssertionError(f"{worker} has {backlog!r}, but open reservations make {theirs_too!r}")
+        moving: Counter[tuple[str, str]] = Counter()
+        for leg in legs:
+            moving[leg.source, leg.target] += leg.bytes
+        self.links.check(moving)

@@ -3,8 +3,6 @@ in flight already; learned like everything that is predicted."""
 
 from __future__ import annotations
 
-import math
-
 import msgspec
 
 from kvrelay.policy.fit import Fit, start
@@ -56,28 +54,25 @@ class Move(Value, frozen=True, kw_only=True):
         """What is left of a push when the compute beside it, ``hidden_s`` long, is done."""
         return self.latency_s + max(0.0, self.s_per_byte * (size_bytes + in_flight_bytes) - hidden_s)
 
-    def saw(self, size_bytes: float, in_flight_bytes: float, seconds: float) -> Move:
-        """A move took ``seconds``, beside nothing that hides it."""
-        return self.saw_exposed(size_bytes, in_flight_bytes, 0.0, seconds)
+    def saw(self, size_bytes: float, seconds: float) -> Move:
+        """A move that nothing hides took ``seconds``: a small one tells of latency, a large one of bandwidth."""
+        moved_s = self.s_per_byte * size_bytes
+        if moved_s > self.latency_s:
+            return self.saw_moving(size_bytes, max(seconds / 2, seconds - self.latency_s))
+        return self._saw_latency(seconds - moved_s)
 
-    def saw_exposed(self, size_bytes: float, in_flight_bytes: float, hidden_s: float, exposed_s: float) -> Move:
-        """A push beside ``hidden_s`` of compute went on for ``exposed_s`` after it.
+    def saw_moving(self, size_bytes: float, moving_s: float) -> Move:
+        """Bytes came in for ``moving_s``; time in which the sender had nothing to send is not counted."""
+        return msgspec.structs.replace(self, per_byte=self.per_byte.observe((size_bytes,), moving_s))
 
-        Bandwidth is learned when the bytes came sooner than it allows, or when it explains what was seen better than
-        latency does: a push that compute hides says nothing about the link.
-        """
-        moved_s = self.s_per_byte * (size_bytes + in_flight_bytes)
-        late_s = max(MIN_SEEN_S, exposed_s - max(0.0, moved_s - hidden_s))
-        whole_s = hidden_s + max(MIN_SEEN_S, exposed_s)
-        moving_s = max(whole_s - self.latency_s, whole_s / 2)
-        if moved_s > whole_s or _surprise(moving_s, moved_s) < _surprise(late_s, self.latency_s):
-            fit = self.per_byte.observe((size_bytes + in_flight_bytes,), moving_s)
-            return msgspec.structs.replace(self, per_byte=fit)
-        return msgspec.structs.replace(self, latency=self.latency.observe((1.0,), late_s))
+    def saw_exposed(self, late_bytes: float, exposed_s: float) -> Move:
+        """A push went on for ``exposed_s`` after the compute beside it, when ``late_bytes`` were still to move."""
+        late_s = self.s_per_byte * late_bytes
+        # Of a push that was far behind, the rest is all error of the bandwidth.
+        return self if late_s > exposed_s / 2 else self._saw_latency(exposed_s - late_s)
 
-
-def _surprise(seen_s: float, predicted_s: float) -> float:
-    return abs(math.log(seen_s / predicted_s)) if predicted_s > 0.0 else math.inf
+    def _saw_latency(self, seconds: float) -> Move:
+        return msgspec.structs.replace(self, latency=self.latency.observe((1.0,), max(MIN_SEEN_S, seconds)))
 
 
 def link() -> Move:

@@ -22,14 +22,14 @@ def prefill_amounts(new_tokens: float, past_tokens: float) -> tuple[float, float
 
 
 def prefill_seconds(rates: Floats, new_tokens: Floats, past_tokens: Floats) -> Floats:
-    """Vector form: ``rates`` is ``[worker][3]``, both counts ``[worker]``; seconds by worker."""
+    """Vector form: ``rates`` is ``[3][worker]``, the counts anything that fits ``[worker]``."""
     pairs = new_tokens * (past_tokens + new_tokens / 2)
-    return np.asarray(rates[:, 0] + rates[:, 1] * new_tokens + rates[:, 2] * pairs)
+    return np.asarray(rates[0] + rates[1] * new_tokens + rates[2] * pairs)
 
 
 def step_seconds(rates: Floats, sequences: Floats, kv_tokens: Floats) -> Floats:
-    """Vector form of a decode step: ``rates`` is ``[worker][3]``; seconds by worker."""
-    return np.asarray(rates[:, 0] + rates[:, 1] * sequences + rates[:, 2] * kv_tokens)
+    """Vector form of a decode step: ``rates`` is ``[3][worker]``; seconds by worker."""
+    return np.asarray(rates[0] + rates[1] * sequences + rates[2] * kv_tokens)
 
 
 class Perf(Value, frozen=True, kw_only=True):

@@ -22,6 +22,7 @@ from kvrelay.router.desk import Desk
 from kvrelay.router.feed import FeedServer
 from kvrelay.router.gateway import Gateway
 from kvrelay.router.keys import Keyring
+from kvrelay.router.learned import LearnedFile
 from kvrelay.router.prompts import PromptReader
 from kvrelay.router.readings import BrainReadings
 from kvrelay.router.render import Renderer
@@ -50,14 +51,22 @@ async def run_router(
 
 
 class Router:
-    """The parts of one router, put together."""
+    """The parts of one router, put together. Raises ``Misconfigured``."""
 
     def __init__(self, config: Config, key: bytes, tokens: Tokens) -> None:
         self._config = config.router
         self._key = key
         self._tokens = tokens
         self._clock = time.monotonic
-        self.brain = Brain(dead_after_s=config.cluster.dead_after_s, transfer_wait_s=config.router.transfer_wait_s)
+        self.brain = Brain(
+            dead_after_s=config.cluster.dead_after_s,
+            transfer_wait_s=config.router.transfer_wait_s,
+            local_prefill=config.router.local_prefill == "auto",
+        )
+        path = config.router.learned_file
+        self._learned = LearnedFile(Path(path), self.brain.experience) if path else None
+        if self._learned is not None:
+            self._learned.load()
         self._readings = BrainReadings(self.brain, self._clock)
         self._telemetry = Telemetry(self._readings)
 
@@ -75,6 +84,8 @@ class Router:
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
             tasks.create_task(self._listen(control, desk, renderer, tasks))
             tasks.create_task(self._tick(desk))
+            if self._learned is not None:
+                tasks.create_task(self._learned.run())
             if ready is not None:
                 ready(f"http://{_address(api)}", _address(control))
 

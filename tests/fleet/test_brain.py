@@ -11,6 +11,7 @@ from kvrelay.errors import Overloaded
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.flight import AbandonDecode, AbandonPrefill, Ask, DispatchDecode, Plan, SendPrefill
 from kvrelay.identity import name_pages, root_name
+from kvrelay.policy.cost import Item
 from kvrelay.policy.route import Path
 from kvrelay.protocol import Heartbeat, TransferEvent
 from kvrelay.types import PageName, RequestFacts, Role, Stage
@@ -194,12 +195,16 @@ def test_a_decision_keeps_what_each_candidate_would_have_cost() -> None:
     brain = fleet(prefill=6, decode=2)
     begin(brain, ask("busy", (700,)))
     begin(brain, ask("r1", (100,) * 20))
-    decode, *prefills = brain.ledger.get("r1").report()["decision"]  # type: ignore[union-attr, misc]
-    assert (decode["pool"], decode["worker"], decode["cost"]["sequences"]) == ("decode", "decode-1", 1.0)
-    (other,) = decode["runners_up"]
-    assert (other["worker"], other["cost"]["sequences"]) == ("decode-0", 2.0)
-    assert prefills[0]["cost"] == {"queued_tokens": 0.0, "prompt_tokens": 100.0}
-    assert (len(prefills), len(prefills[0]["runners_up"])) == (7, 3)
+    request, *prefills = brain.ledger.get("r1").report()["decision"]  # type: ignore[union-attr, misc]
+    assert (request["about"], request["prefill_worker"], request["decode_worker"]) == (
+        "request",
+        "prefill-1",
+        "decode-1",
+    )
+    assert request["cost_s"].keys() == {str(item) for item in Item}
+    assert request["cost_s"]["queue"] == 0.0
+    assert len(request["runners_up"]) == 3
+    assert (len(prefills), {choice["about"] for choice in prefills}) == (7, {"prefill"})
 
 
 @pytest.mark.parametrize("how", ["leaves", "is reborn"])

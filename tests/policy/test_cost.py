@@ -2,34 +2,102 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from kvrelay.policy.cost import DecodeLoad, PrefillLoad, decode_cost, kv_pressure, prefill_cost, uncached_tokens
+from kvrelay.policy.cost import (
+    OWN,
+    Item,
+    Source,
+    kv_pressure,
+    prefill_harm_s,
+    read,
+    transfer_s,
+    uncached_tokens,
+    write,
+)
+from tests.policy.values import prompt, readers, ways, writers
 
 
-@pytest.mark.parametrize(("prompt", "cached", "left"), [(10, 0, 10), (10, 4, 6), (10, 10, 1), (10, 99, 1), (0, 0, 1)])
-def test_p_always_computes_at_least_one_token(prompt: int, cached: int, left: int) -> None:
-    assert uncached_tokens(prompt, cached) == left
+@pytest.mark.parametrize(("tokens", "cached", "left"), [(10, 0, 10), (10, 4, 6), (10, 10, 1), (10, 99, 1), (0, 0, 1)])
+def test_p_always_computes_at_least_one_token(tokens: int, cached: int, left: int) -> None:
+    assert uncached_tokens(tokens, cached) == left
+    assert read(prompt(tokens), readers(1, cached=cached)).prefill_s == pytest.approx([left * 1e-3])
 
 
-def test_a_prefill_costs_the_queue_and_its_own_uncached_tokens() -> None:
-    cost = prefill_cost(PrefillLoad(worker="p", queued_tokens=100, cached_tokens=30, last_chosen=0), 50)
-    assert cost.parts == (("queued_tokens", 100.0), ("prompt_tokens", 20.0))
-    assert cost.total == 120.0
+def test_the_items_of_the_request_itself_end_with_its_answer() -> None:
+    assert OWN == (Item.QUEUE, Item.SOURCE, Item.PREFILL, Item.TRANSFER, Item.DECODE_WAIT, Item.ANSWER)
 
 
 @pytest.mark.parametrize(
-    ("used", "capacity", "price"), [(0, 100, 0.0), (50, 100, 1.0), (90, 100, 9.0), (100, 100, 100.0), (200, 100, 200.0)]
+    ("queue_s", "held", "tier_tokens", "tier_s", "chosen", "source_s", "prefill_s"),
+    [
+        (0.0, 0, 0, 0.0, 0, 0.0, 1.0),
+        (0.0, 0, 900, 0.2, 1, 0.2, 0.1),
+        # What comes while the prompt queues costs nothing.
+        (0.5, 0, 900, 0.2, 1, 0.0, 0.1),
+        (0.1, 0, 900, 0.3, 1, 0.2, 0.1),
+        # It is not worth the wait.
+        (0.0, 0, 900, 0.95, 0, 0.0, 1.0),
+        (0.0, 900, 900, 0.1, 0, 0.0, 0.1),
+        (0.0, 900, 999, 0.05, 1, 0.05, 0.001),
+    ],
+)
+def test_a_worker_takes_the_prefix_with_which_it_is_done_first(
+    queue_s: float, held: int, tier_tokens: int, tier_s: float, chosen: int, source_s: float, prefill_s: float
+) -> None:
+    tier = Source(kind="disk", tokens=np.array([float(tier_tokens)]), seconds=np.array([tier_s]))
+    reading = read(prompt(1000), readers(1, queue_s=queue_s, cached=held, more=(tier,)))
+    assert reading.source.tolist() == [chosen]
+    assert (reading.source_s[0], reading.prefill_s[0]) == (pytest.approx(source_s), pytest.approx(prefill_s))
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_s", "stored", "in_flight", "left_s"),
+    [
+        (1e9, 0, 0.0, 0.005),  # 1 MB in a second of prefill: hidden
+        (1e6, 0, 0.0, 0.005),
+        (5e5, 0, 0.0, 1.005),
+        (5e5, 750, 0.0, 0.005),  # only what D's node lacks travels
+        (5e5, 1000, 5e5, 0.005),
+        (5e5, 1000, 1e6, 1.005),
+    ],
+)
+def test_only_what_the_prefill_does_not_hide_is_paid_for(
+    bytes_per_s: float, stored: int, in_flight: float, left_s: float
+) -> None:
+    reading = read(prompt(1000), readers(1))
+    seconds = transfer_s(
+        prompt(1000), reading, writers(1, stored=stored), ways(1, 1, bytes_per_s=bytes_per_s, in_flight=in_flight)
+    )
+    assert seconds == pytest.approx(np.array([[left_s]]))
+
+
+@pytest.mark.parametrize(
+    ("used", "capacity", "price"),
+    [(0, 100, 0.0), (50, 100, 0.01), (90, 100, 0.09), (100, 100, 1.0), (200, 100, 2.0), (0, 0, 0.0)],
 )
 def test_the_price_of_kv_rises_and_keeps_rising_over_the_brim(used: int, capacity: int, price: float) -> None:
-    assert kv_pressure(used, capacity) == pytest.approx(price)
+    assert kv_pressure(np.array([float(used)]), np.array([float(capacity)])) == pytest.approx([price])
 
 
-def test_kv_pressure_survives_a_worker_without_kv() -> None:
-    assert kv_pressure(0, 0) == 0.0
+def test_a_request_pays_for_what_it_slows_down() -> None:
+    idle, busy = write(prompt(1000), writers(2, sequences=[0, 10], kv=[0, 10_000])).harm_s
+    assert idle == 0.0
+    # One more sequence and 1,100 more tokens to read: 2.1 ms a step, for ten others, over a hundred tokens.
+    assert busy == pytest.approx(0.0021 * 10 * 100)
 
 
-def test_a_decode_costs_the_sequences_it_joins_and_the_kv_it_takes() -> None:
-    load = DecodeLoad(worker="d", sequences=3, kv_tokens=40, kv_capacity_tokens=100, last_chosen=0)
-    cost = decode_cost(load, sequences=2, kv_tokens=10)
-    assert cost.parts == (("sequences", 5.0), ("kv_pressure", 1.0))
+@pytest.mark.parametrize(("kv", "share"), [(0, 0.0), (98_900, 0.0), (99_900, 1000 / 99_900), (200_000, 0.5055)])
+def test_a_full_worker_makes_wait_for_the_blocks_that_lack(kv: int, share: float) -> None:
+    writing = write(prompt(1000), writers(1, sequences=10, kv=kv, remaining=50.0))
+    step_s = 0.01 + 10 * 1e-3 + kv * 1e-6
+    assert writing.wait_s == pytest.approx([share * 50 * step_s], rel=1e-3)
+
+
+@pytest.mark.parametrize(("running", "usual", "harmed"), [(0, 1.0, 1.0), (0, 4.0, 4.0), (7, 4.0, 7.0)])
+def test_a_local_prefill_is_paid_by_those_who_run_or_usually_run_there(
+    running: int, usual: float, harmed: float
+) -> None:
+    there = writers(1, sequences=running, usual=usual)
+    assert prefill_harm_s(read(prompt(1000), there.readers), there) == pytest.approx([harmed])

@@ -22,21 +22,24 @@ def test_compute_hides_a_push_up_to_its_latency(size: float, in_flight: float, h
 @pytest.mark.parametrize("latency_s", [0.0005, 0.02])
 def test_bandwidth_and_latency_are_learned_from_what_pushes_leave(bytes_per_s: float, latency_s: float) -> None:
     way, chance = link(), random.Random(1)
-    for _ in range(200):
+    for _ in range(100):
         size, hidden = chance.choice((1e6, 3e7, 4e8)), chance.choice((0.001, 0.02, 0.3))
         left = latency_s + max(0.0, size / bytes_per_s - hidden)
-        way = way.saw_exposed(size, 0.0, hidden, left * chance.lognormvariate(0, 0.05))
+        late_bytes = max(0.0, size - hidden * bytes_per_s)
+        way = way.saw_moving(size, size / bytes_per_s * chance.lognormvariate(0, 0.1))
+        way = way.saw_exposed(late_bytes, left * chance.lognormvariate(0, 0.05))
     for size, hidden in ((4e8, 0.02), (3e7, 0.3)):
         left = latency_s + max(0.0, size / bytes_per_s - hidden)
         assert way.exposed_s(size, 0.0, hidden) == pytest.approx(left, rel=0.25, abs=0.002)
 
 
-def test_a_move_that_nothing_hides_is_learned_as_it_is() -> None:
+@pytest.mark.parametrize(("latency_s", "bytes_per_s"), [(0.01, 2e8), (0.0001, 3e9), (0.3, 1e9)])
+def test_a_move_that_nothing_hides_is_learned_as_it_is(latency_s: float, bytes_per_s: float) -> None:
     way = tier("disk")
     for size in (1e6, 1e8, 1e7) * 20:
-        way = way.saw(size, 0.0, 0.01 + size / 2e8)
-    assert way.seconds(1e8) == pytest.approx(0.51, rel=0.05)
-    assert way.seconds(0.0) == pytest.approx(0.01, rel=0.2)
+        way = way.saw(size, latency_s + size / bytes_per_s)
+    assert way.seconds(1e8) == pytest.approx(latency_s + 1e8 / bytes_per_s, rel=0.1)
+    assert way.seconds(0.0) == pytest.approx(latency_s, rel=0.3, abs=0.001)
     assert msgspec.json.decode(msgspec.json.encode(way), type=Move) == way
 
 

@@ -62,9 +62,9 @@ def test_the_shape_of_a_page_tells_the_size_of_a_model_roughly(
 def test_the_vector_form_says_the_same() -> None:
     perf = seed(LLAMA_8B, DEVICES["H100"])
     new, past = np.array([100.0, 4000.0]), np.array([0.0, 2000.0])
-    prefills = prefill_seconds(np.array([perf.prefill.rates] * 2), new, past)
+    prefills = prefill_seconds(np.array([perf.prefill.rates] * 2).T, new, past)
     assert prefills == pytest.approx([perf.prefill_s(100, 0), perf.prefill_s(4000, 2000)])
-    steps = step_seconds(np.array([perf.step.rates] * 2), new, past)
+    steps = step_seconds(np.array([perf.step.rates] * 2).T, new, past)
     assert steps == pytest.approx([perf.step_s(100, 0), perf.step_s(4000, 2000)])
 
 

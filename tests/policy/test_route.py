@@ -1,59 +1,203 @@
-"""Least work wins; equals take turns; the others are kept."""
+"""The fewest seconds win; equals take turns; the others are kept."""
 
 from __future__ import annotations
 
+import random
+from collections import Counter
+
+import msgspec
+import numpy as np
 import pytest
 
-from kvrelay.policy.cost import DecodeLoad, PrefillLoad
-from kvrelay.policy.route import choose_decode, choose_prefill
+from kvrelay.policy.cost import Source, Ways
+from kvrelay.policy.route import Decision, Path, choose
+from tests.policy.values import prompt, readers, ways, writers
 
 
-def prefill(worker: str, queued: int = 0, cached: int = 0, last_chosen: int = 0) -> PrefillLoad:
-    return PrefillLoad(worker=worker, queued_tokens=queued, cached_tokens=cached, last_chosen=last_chosen)
-
-
-def decode(worker: str, sequences: int = 0, kv: int = 0, capacity: int = 1000, last_chosen: int = 0) -> DecodeLoad:
-    return DecodeLoad(
-        worker=worker, sequences=sequences, kv_tokens=kv, kv_capacity_tokens=capacity, last_chosen=last_chosen
-    )
+def picked(decision: Decision | None) -> tuple[str | None, str]:
+    assert decision is not None
+    return decision.chosen.prefill, decision.chosen.decode
 
 
 @pytest.mark.parametrize(
-    ("loads", "chosen"),
+    ("queue_s", "cached", "last_chosen", "chosen"),
     [
-        ([prefill("a", 10), prefill("b", 9)], "b"),
-        ([prefill("a"), prefill("b", cached=64)], "b"),
-        # A hot prefix is worth its tokens and no more: a longer queue sends it elsewhere.
-        ([prefill("a"), prefill("b", queued=63, cached=64)], "b"),
-        ([prefill("a"), prefill("b", queued=65, cached=64)], "a"),
-        ([prefill("a", last_chosen=2), prefill("b", last_chosen=1)], "b"),
-        ([prefill("b"), prefill("a")], "a"),
+        ([0.5, 0.4], [0, 0], [0, 0], "p1"),
+        ([0.0, 0.0], [0, 640], [0, 0], "p1"),
+        # A hot prefix is worth its seconds and no more: a longer queue sends the prompt elsewhere.
+        ([0.0, 0.60], [0, 640], [0, 0], "p1"),
+        ([0.0, 0.68], [0, 640], [0, 0], "p0"),
+        ([0.0, 0.0], [0, 0], [2, 1], "p1"),
+        ([0.0, 0.009], [0, 0], [2, 1], "p1"),  # equal but for less than one per cent
+        ([0.0, 0.02], [0, 0], [2, 1], "p0"),
+        ([0.0, 0.0], [0, 0], [0, 0], "p0"),
     ],
 )
-def test_the_p_with_the_least_uncached_work_is_chosen(loads: list[PrefillLoad], chosen: str) -> None:
-    choice = choose_prefill(loads, 100)
-    assert choice is not None
-    assert choice.worker == chosen
-    assert [other.worker for other in choice.runners_up] == [load.worker for load in loads if load.worker != chosen]
+def test_the_p_that_is_done_first_is_chosen(
+    queue_s: list[float], cached: list[float], last_chosen: list[int], chosen: str
+) -> None:
+    there = readers(2, queue_s=queue_s, cached=cached, last_chosen=last_chosen)
+    assert picked(choose(prompt(1000), there, writers(1), ways(2, 1))) == (chosen, "d0")
 
 
 @pytest.mark.parametrize(
-    ("loads", "chosen"),
+    ("more", "chosen"),
     [
-        ([decode("a", 2), decode("b", 1)], "b"),
+        ({"sequences": [2, 1]}, "d1"),
         # A nearly full worker is avoided although it runs fewer sequences.
-        ([decode("a", 1, kv=940), decode("b", 5, kv=100)], "b"),
+        ({"sequences": [1, 5], "kv": [98_000, 10_000]}, "d1"),
         # The same tokens weigh less on a larger pool.
-        ([decode("a", 1, kv=500), decode("b", 1, kv=500, capacity=4000)], "b"),
-        ([decode("a", last_chosen=9), decode("b", last_chosen=8)], "b"),
+        ({"sequences": [1, 1], "kv": 60_000, "capacity": [80_000, 400_000]}, "d1"),
+        ({"last_chosen": [9, 8]}, "d1"),
+        ({"queue_s": [0.3, 0.0]}, "d1"),
+        ({"stored": [0, 1000]}, "d0"),  # the link is fast enough: what need not travel saves nothing
     ],
 )
-def test_the_d_that_is_disturbed_least_is_chosen(loads: list[DecodeLoad], chosen: str) -> None:
-    choice = choose_decode(loads, sequences=1, kv_tokens=50)
-    assert choice is not None
-    assert choice.worker == chosen
+def test_the_d_that_costs_least_is_chosen(more: dict[str, object], chosen: str) -> None:
+    there = writers(2, **more)  # type: ignore[arg-type]
+    assert picked(choose(prompt(1000), readers(1), there, ways(1, 2))) == ("p0", chosen)
+
+
+def test_p_and_d_are_chosen_together() -> None:
+    """The idle P has no fast way to the idle D."""
+    slow = Ways(
+        allowed=np.full((2, 2), True),
+        latency_s=np.full((2, 2), 0.005),
+        s_per_byte=np.array([[1e-5, 1e-9], [1e-9, 1e-9]]),
+        in_flight_bytes=np.zeros((2, 2)),
+    )
+    there = writers(2, sequences=[0, 20], kv=[0, 20_000])
+    assert picked(choose(prompt(1000), readers(2, queue_s=[0.0, 0.3]), there, slow)) == ("p1", "d0")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "cached_on_d", "running", "path"),
+    [
+        (4, 0, 0, Path.LOCAL),  # too short to be worth a hand-off
+        (1000, 0, 0, Path.REMOTE_PREFILL),
+        (1000, 997, 0, Path.LOCAL),  # D has nearly all of it
+        (1000, 900, 0, Path.REMOTE_PREFILL),
+        (4, 0, 40, Path.REMOTE_PREFILL),  # forty streams would stand still
+    ],
+)
+def test_a_prompt_stays_on_d_when_that_delays_everybody_less_than_a_hand_off(
+    tokens: int, cached_on_d: int, running: int, path: Path
+) -> None:
+    there = writers(1, computes=True, cached=cached_on_d, sequences=running)
+    decision = choose(prompt(tokens), readers(1, cached=cached_on_d), there, ways(1, 1))
+    assert decision is not None
+    assert decision.chosen.path is path
+    assert (decision.chosen.prefill is None) == (path is Path.LOCAL)
+    assert {option.path for option in (decision.chosen, *decision.runners_up)} == {Path.LOCAL, Path.REMOTE_PREFILL}
+
+
+def test_a_prefix_is_pulled_or_waited_for_when_that_is_cheaper_than_to_compute_it() -> None:
+    peer = Source(kind="peer", tokens=np.array([900.0, 0.0]), seconds=np.array([0.1, 0.0]))
+    running = Source(kind="computing", tokens=np.array([0.0, 950.0]), seconds=np.array([0.0, 0.3]))
+    there = readers(2, more=(peer, running))
+    decision = choose(prompt(1000), there, writers(1), ways(2, 1))
+    assert decision is not None
+    assert (decision.chosen.prefill, decision.chosen.source, decision.chosen.cached_tokens) == ("p0", "peer", 900)
+    assert dict(decision.chosen.items)["source"] == pytest.approx(0.1)
+    (other,) = decision.runners_up
+    assert (other.prefill, other.source, other.cached_tokens) == ("p1", "computing", 950)
 
 
 def test_nobody_is_chosen_from_nobody() -> None:
-    assert choose_prefill([], 10) is None
-    assert choose_decode([], 1, 10) is None
+    assert choose(prompt(), readers(0), writers(1), ways(0, 1)) is None
+    assert choose(prompt(), readers(1), writers(0), ways(1, 0)) is None
+    no_way = Ways(np.full((1, 1), False), np.zeros((1, 1)), np.zeros((1, 1)), np.zeros((1, 1)))
+    assert choose(prompt(), readers(1), writers(1), no_way) is None
+
+
+def test_a_decision_says_why_and_what_else_there_was() -> None:
+    decision = choose(prompt(1000), readers(3, queue_s=[0.0, 1.0, 2.0]), writers(2, sequences=[0, 3]), ways(3, 2))
+    assert decision is not None
+    reasons = decision.explain()
+    assert reasons["cost_s"] == {
+        "queue": 0.0,
+        "source": 0.0,
+        "prefill": 1.0,
+        "transfer": 0.005,
+        "decode_wait": 0.0,
+        "answer": 0.01,
+        "harm": 0.0,
+        "pressure": pytest.approx(0.01 * 0.011 / 0.989, abs=1e-6),
+    }
+    assert reasons["ttft_s"] == 1.015
+    assert decision.chosen.tpot_s == pytest.approx(0.01 + 1e-3 + 1100 * 1e-6)
+    totals = [option.total_s for option in (decision.chosen, *decision.runners_up)]
+    assert len(totals) == 4
+    assert totals == sorted(totals)
+    assert msgspec.json.encode(reasons)
+
+
+def test_the_same_state_gives_the_same_decision() -> None:
+    chance = random.Random(3)
+    queue = [chance.choice((0.0, 0.1)) for _ in range(64)]
+    decisions = {
+        msgspec.json.encode(
+            choose(prompt(1000), readers(64, queue_s=queue), writers(64, sequences=queue), ways(64, 64))
+        )
+        for _ in range(5)
+    }
+    assert len(decisions) == 1
+
+
+# ---------------------------------------------------------------- what happens under load
+
+
+class Pool:
+    """Prefill workers that compute one prompt after the other, and remember what they computed."""
+
+    def __init__(self, count: int) -> None:
+        self.busy_until_s = [0.0] * count
+        self.worked_s = [0.0] * count
+        self.holds: list[set[str]] = [set() for _ in range(count)]
+        self.last_chosen = [0] * count
+        self.turn = 0
+
+    def serve(self, prefix: str, now: float, *, shared: int = 4000, own: int = 200) -> tuple[int, bool]:
+        """Route a prompt of ``shared + own`` tokens; which worker got it, and whether it held the prefix."""
+        count = len(self.holds)
+        queue_s = [max(0.0, until - now) for until in self.busy_until_s]
+        cached = [shared if prefix in held else 0 for held in self.holds]
+        there = readers(count, queue_s=queue_s, cached=cached, last_chosen=self.last_chosen)
+        decision = choose(prompt(shared + own), there, writers(1), ways(count, 1))
+        assert decision is not None
+        assert decision.chosen.prefill is not None
+        chosen = int(decision.chosen.prefill[1:])
+        hit = prefix in self.holds[chosen]
+        work_s = (own if hit else shared + own) * 1e-3
+        self.busy_until_s[chosen] = now + queue_s[chosen] + work_s
+        self.worked_s[chosen] += work_s
+        self.holds[chosen].add(prefix)
+        self.turn += 1
+        self.last_chosen[chosen] = self.turn
+        return chosen, hit
+
+
+@pytest.mark.parametrize("load", [0.3, 0.6, 0.9, 1.5])
+def test_a_hot_prefix_spreads_and_yet_hits(load: float) -> None:
+    """Nine of ten of 400 requests share a prefix. Pure affinity would hit with all of them but the first.
+
+    Load is work: as long as its holder has nothing to do, no other worker is better for a hot prefix.
+    """
+    pool, chance, now = Pool(4), random.Random(5), 0.0
+    hits, mean_s = 0, 0.9 * 0.2 + 0.1 * 4.2
+    for number in range(400):
+        now += chance.expovariate(4 * load / mean_s)
+        hits += pool.serve("hot" if chance.random() < 0.9 else f"cold {number}", now)[1]
+    assert max(pool.worked_s) <= 2 * sum(pool.worked_s) / 4
+    assert hits >= 0.8 * (0.9 * 400 - 1)
+
+
+def test_a_hot_prefix_that_all_want_at_once_is_computed_on_all() -> None:
+    pool = Pool(4)
+    chosen = Counter(pool.serve("hot", 0.0)[0] for _ in range(400))
+    assert max(chosen.values()) <= 2 * 400 / 4
+
+
+def test_eight_prompts_at_once_are_spread_over_eight_idle_workers() -> None:
+    pool = Pool(8)
+    assert len({pool.serve(f"prompt {number}", 0.0)[0] for number in range(8)}) == 8

@@ -29,7 +29,7 @@ def config(stores: int = 1, prefill: int = 1, decode: int = 1) -> Config:
     """A split cluster in float32, so that equal answers are equal to the byte."""
     return Config(
         model=ModelConfig(dtype="float32", name=MODEL),
-        router=RouterConfig(port=0, control_port=0),
+        router=RouterConfig(port=0, control_port=0, local_prefill="never"),
         store=StoreConfig(arena_bytes=1 << 30, page_lease_s=5.0),
         worker=WorkerConfig(kv_cache_bytes=KV_BYTES, max_batched_tokens=CHUNK, max_model_len=2048),
         cluster=ClusterConfig(prefill=prefill, decode=decode, stores=stores),

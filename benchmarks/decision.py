@@ -1,0 +1,98 @@
+"""How long the brain takes to choose and reserve for one request: 64 prefill and 64 decode workers, 10k-token prompts.
+
+Run:  python -m benchmarks.decision          (one core; naming the pages is not part of it, see benchmarks.naming)
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import time
+from collections import deque
+from pathlib import Path
+
+from kvrelay.fleet.brain import Brain
+from kvrelay.fleet.flight import Ask
+from kvrelay.identity import name_pages, root_name
+from kvrelay.types import Engine, Fingerprint, PageFormat, PageName, RequestFacts, Role, StoreInfo, WorkerInfo
+
+POOLS = ((1, 1), (8, 8), (64, 64))
+PROMPT_TOKENS = 10_000
+SHARED_TOKENS = 8_000
+"""Prefix that a prompt shares with one in eight of the others."""
+ROUNDS = 2000
+RUNNING = 256
+RESULTS = Path(__file__).parent / "results" / "decision.json"
+
+PAGE = PageFormat(layers=32, kv_heads=8, head_dim=128, dtype="bfloat16", page_tokens=32)
+PRINT = Fingerprint(weights="weights", weights_epoch=0, format=PAGE, naming=1, engine="none")
+ENGINE = Engine(fingerprint=PRINT, kv_tokens=400_000, block_tokens=16, max_model_len=32_768, max_batched_tokens=8192)
+
+
+def fleet(prefill: int, decode: int) -> Brain:
+    """Every worker on a node of its own."""
+    brain = Brain(dead_after_s=1e9, transfer_wait_s=1e9)
+    for role, count in ((Role.PREFILL, prefill), (Role.DECODE, decode)):
+        for number in range(count):
+            name = f"{role.value}-{number}"
+            store = StoreInfo(name=name, incarnation="1", address=f"{name}:1", capacity_bytes=64 << 30)
+            brain.register_store(store, 0.0)
+            worker = WorkerInfo(name=name, incarnation="1", role=role, url="", model="model", store=name, engine=ENGINE)
+            brain.register_worker(worker, 0.0)
+    return brain
+
+
+def prompts() -> list[tuple[PageName, ...]]:
+    root = root_name(PRINT)
+    chains = []
+    for number in range(64):
+        shared = [number % 8] * SHARED_TOKENS
+        own = [100 + number] * (PROMPT_TOKENS - SHARED_TOKENS)
+        chains.append(tuple(name_pages(root, shared + own, PAGE.page_tokens)))
+    return chains
+
+
+def decide_s(prefill: int, decode: int) -> list[float]:
+    """Time of each decision, with ``RUNNING`` requests in flight."""
+    brain, chains, chance = fleet(prefill, decode), prompts(), random.Random(1)
+    running: deque[tuple[str, int]] = deque()
+    times, now = [], 0.0
+    for number in range(ROUNDS + RUNNING):
+        now += 0.02
+        name = f"r{number}"
+        facts = RequestFacts(
+            request_id=name,
+            model="model",
+            prompt_tokens=(PROMPT_TOKENS,),
+            max_tokens=500,
+            page_names=(chance.choice(chains),),
+        )
+        ask = Ask(facts=facts, received_s=now)
+        begin = time.perf_counter()
+        plan = brain.begin(ask, now)
+        times.append(time.perf_counter() - begin)
+        running.append((name, len(plan.prefills)))
+        if len(running) > RUNNING:
+            done, legs = running.popleft()
+            for leg in range(legs):
+                brain.prefill_finished(done, leg, 0, now)
+            brain.decode_order(done, now)
+            brain.first_token(done, now)
+            brain.finish(done, status=200, output_tokens=100, now=now)
+    return times[RUNNING:]
+
+
+def main() -> None:
+    rows = {}
+    for prefill, decode in POOLS:
+        times = sorted(decide_s(prefill, decode))
+        p50, p99 = statistics.median(times), times[int(0.99 * len(times))]
+        rows[f"{prefill}x{decode}"] = {"p50_ms": round(1e3 * p50, 3), "p99_ms": round(1e3 * p99, 3)}
+        print(f"{prefill:>3} x {decode:<3} {1e3 * p50:7.3f} ms p50, {1e3 * p99:7.3f} ms p99")
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps({"prompt_tokens": PROMPT_TOKENS, "pools": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""Prompts that one worker was promised and has not computed yet. It must never depend on the worker telling of each."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from kvrelay.types import Value
+
+
+class Promise(Value, frozen=True, kw_only=True):
+    """One prompt in a backlog."""
+
+    seconds: float
+    """Predicted time to compute it."""
+    expires: bool = False
+    """Nobody will tell when it is done: it is, once its seconds have passed."""
+
+
+class Backlog:
+    """A worker computes prompts in the order of their arrival, so only the first one gets shorter with time."""
+
+    def __init__(self) -> None:
+        self._promises: OrderedDict[str, Promise] = OrderedDict()
+        self._sum_s = 0.0
+        self._head_since_s = 0.0
+        """When the first of them was begun, as far as is known."""
+
+    def __repr__(self) -> str:
+        return f"<Backlog {len(self._promises)} prompts, {self._sum_s:.3f} s>"
+
+    def __len__(self) -> int:
+        return len(self._promises)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._promises
+
+    def keys(self) -> set[str]:
+        return set(self._promises)
+
+    def add(self, key: str, promise: Promise, now: float) -> None:
+        if not self._promises:
+            self._head_since_s = now
+        self._promises[key] = promise
+        self._sum_s += promise.seconds
+
+    def remove(self, key: str, now: float) -> None:
+        """It was computed, or given up; a key that is not here (any more) changes nothing."""
+        if key not in self._promises:
+            return
+        if next(iter(self._promises)) == key:
+            self._head_since_s = now
+        del self._promises[key]
+        # Anew, and not less what has gone: sums of floats would drift.
+        self._sum_s = sum(promise.seconds for promise in self._promises.values())
+
+    def wait_s(self, now: float) -> float:
+        """Seconds until a prompt that comes now is begun."""
+        self._expire(now)
+        if not self._promises:
+            return 0.0
+        head = next(iter(self._promises.values()))
+        return self._sum_s - min(head.seconds, max(0.0, now - self._head_since_s))
+
+    def _expire(self, now: float) -> None:
+        while self._promises:
+            key, head = next(iter(self._promises.items()))
+            if not head.expires or now - self._head_since_s < head.seconds:
+                return
+            self.remove(key, self._head_since_s + head.seconds)

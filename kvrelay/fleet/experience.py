@@ -1,0 +1,111 @@
+"""What was learned from requests that are over: how fast workers and links are, how long answers get. It must never
+hold anything of a request itself."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from kvrelay.fleet.links import Links
+from kvrelay.policy.hardware import hardware_of, shape_of
+from kvrelay.policy.moves import Move
+from kvrelay.policy.perf import Perf, seed
+from kvrelay.types import Engine, Value, WorkerInfo
+
+OUTPUT_TOKENS = 128.0
+"""Length of an answer before any was seen; max_tokens is what clients allow, not what models write."""
+OUTPUT_WEIGHT = 0.02
+ENOUGH_HANDOFFS = 8
+"""Hand-offs seen before a prompt may stay on D to save one: until then the operator's roles know better."""
+MAX_KINDS = 256
+
+
+class Learned(Value, frozen=True, kw_only=True):
+    """What outlives a router, by kind of worker and by way."""
+
+    kinds: dict[str, Perf] = msgspec.field(default_factory=dict)
+    ways: dict[str, Move] = msgspec.field(default_factory=dict)
+    output_tokens: dict[str, float] = msgspec.field(default_factory=dict)
+    """Mean length of an answer, by model."""
+    handoffs: int = 0
+
+
+def kind_of(engine: Engine) -> str:
+    """Workers of one kind are believed to be equally fast until they are seen to differ."""
+    return hashlib.blake2b(msgspec.json.encode(engine.fingerprint), digest_size=8).hexdigest()
+
+
+class Experience:
+    """Laws by worker, each of which begins as an heir of its kind's."""
+
+    def __init__(self, links: Links) -> None:
+        self._links = links
+        self._kinds: dict[str, Perf] = {}
+        self._workers: dict[str, tuple[str, Perf]] = {}
+        """By name: kind and law."""
+        self._output_tokens: dict[str, float] = {}
+        self.handoffs = 0
+        """Requests over two workers whose first token was seen."""
+
+    def __repr__(self) -> str:
+        return f"<Experience of {len(self._kinds)} kinds, {len(self._workers)} workers, {self.handoffs} hand-offs>"
+
+    @property
+    def knows_handoffs(self) -> bool:
+        return self.handoffs >= ENOUGH_HANDOFFS
+
+    def join(self, worker: WorkerInfo) -> None:
+        """A worker registers; it keeps what was learned of it unless it became another kind."""
+        kind = kind_of(worker.engine)
+        known = self._workers.get(worker.name)
+        if kind not in self._kinds:
+            if len(self._kinds) >= MAX_KINDS:
+                del self._kinds[next(iter(self._kinds))]
+            self._kinds[kind] = seed(shape_of(worker.engine.fingerprint.format), hardware_of(""))
+        if known is None or known[0] != kind:
+            self._workers[worker.name] = (kind, self._kinds[kind].heir())
+
+    def perf(self, worker: str) -> Perf:
+        """Raises KeyError for a worker that never joined."""
+        return self._workers[worker][1]
+
+    def saw(self, worker: str, learn: Callable[[Perf], Perf]) -> None:
+        """``learn`` puts what ``worker`` did into its own law and into its kind's."""
+        if worker not in self._workers:
+            return
+        kind, perf = self._workers[worker]
+        self._workers[worker] = (kind, learn(perf))
+        if kind in self._kinds:
+            self._kinds[kind] = learn(self._kinds[kind])
+
+    def output_tokens(self, model: str, at_most: float) -> float:
+        """Expected length of an answer."""
+        return min(at_most, self._output_tokens.get(model, OUTPUT_TOKENS))
+
+    def saw_output(self, model: str, tokens: float) -> None:
+        """An answer of ``tokens`` tokens came to its end."""
+        mean = self._output_tokens.get(model, tokens)
+        self._output_tokens[model] = mean + OUTPUT_WEIGHT * (tokens - mean)
+
+    def keep_only(self, workers: Iterable[str]) -> None:
+        """Forget workers that nobody knows any more; their kind remembers."""
+        for worker in self._workers.keys() - set(workers):
+            del self._workers[worker]
+
+    def learned(self) -> Learned:
+        """What to keep for the next router."""
+        return Learned(
+            kinds=dict(self._kinds),
+            ways=self._links.known(),
+            output_tokens=dict(self._output_tokens),
+            handoffs=self.handoffs,
+        )
+
+    def recall(self, learned: Learned) -> None:
+        """What a former router learned; to be called before workers join."""
+        self._kinds |= learned.kinds
+        self._links.recall(learned.ways)
+        self._output_tokens |= learned.output_tokens
+        self.handoffs = learned.handoffs

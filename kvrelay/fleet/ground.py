@@ -1,0 +1,68 @@
+"""Workers of one model as rows of vectors: who is there, where, and who can hand over to whom. It is kept as long as
+nobody comes or goes, since comparing all pairs takes longer than to choose one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvrelay.fleet.links import Links
+from kvrelay.fleet.workers import Fleet, Handoff
+from kvrelay.policy.cost import Flags, Integers
+from kvrelay.types import WorkerInfo
+
+
+@dataclass(frozen=True)
+class Ground:
+    """Readers are workers that prefill, writers those that decode; a worker of both roles is in both."""
+
+    readers: tuple[WorkerInfo, ...]
+    writers: tuple[WorkerInfo, ...]
+    pairs: Flags
+    """``[reader][writer]``: can hand over."""
+    reader_stores: Integers
+    """Rows of ``Links``."""
+    writer_stores: Integers
+
+
+class Grounds:
+    """The last ground of every model."""
+
+    def __init__(self, fleet: Fleet, links: Links) -> None:
+        self._fleet = fleet
+        self._links = links
+        self._kept: dict[str, tuple[tuple[list[WorkerInfo], list[str]], Ground]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Grounds of {', '.join(sorted(self._kept)) or 'no model'}>"
+
+    def of(self, model: str, now: float) -> Ground:
+        """The ground of all usable workers of ``model``."""
+        workers = self._fleet.serving(model, now)
+        stores = [store.name for store in self._fleet.stores.usable(now)]
+        known = self._kept.get(model)
+        # Infos are compared by identity first, so this takes microseconds.
+        if known is None or known[0] != (workers, stores):
+            known = self._kept[model] = ((workers, stores), self._survey(workers, now))
+        return known[1]
+
+    def _survey(self, workers: Sequence[WorkerInfo], now: float) -> Ground:
+        readers = tuple(worker for worker in workers if worker.role.prefills)
+        writers = tuple(worker for worker in workers if worker.role.decodes)
+        pairs = [
+            [isinstance(self._fleet.pair(reader, writer, now), Handoff) for writer in writers] for reader in readers
+        ]
+        return Ground(
+            readers=readers,
+            writers=writers,
+            pairs=np.array(pairs, dtype=bool).reshape(len(readers), len(writers)),
+            reader_stores=self._links.rows(worker.store for worker in readers),
+            writer_stores=self._links.rows(worker.store for worker in writers),
+        )
+
+    def keep_only(self, models: Sequence[str]) -> None:
+        """Forget models that nobody serves any more."""
+        for model in self._kept.keys() - set(models):
+            del self._kept[model]

@@ -1,0 +1,77 @@
+"""Who holds how much of a prompt: engines in their HBM, stores in memory beside them. It must never be taken for proof:
+it is a guess from what was sent where, worth its seconds in a sum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from kvrelay.fleet.index import PageIndex
+from kvrelay.fleet.links import Links
+from kvrelay.fleet.workers import Fleet
+from kvrelay.policy.cost import Integers, Source
+from kvrelay.types import PageName, StoreInfo, WorkerInfo
+
+
+class Holdings:
+    """The index, asked and told in terms of workers and their stores."""
+
+    def __init__(self, fleet: Fleet, index: PageIndex, links: Links) -> None:
+        self._fleet = fleet
+        self._index = index
+        self._links = links
+
+    def __repr__(self) -> str:
+        return f"<Holdings in {self._index!r}>"
+
+    def engine_got(self, worker: WorkerInfo, names: Sequence[PageName]) -> None:
+        """``worker`` computes or loads a prompt."""
+        engine = worker.engine
+        self._index.add(
+            worker.name, worker.incarnation, names, engine.kv_tokens // engine.fingerprint.format.page_tokens
+        )
+
+    def store_got(self, worker: WorkerInfo, names: Sequence[PageName]) -> None:
+        """The store beside ``worker`` has all pages of a prompt."""
+        store = self._store(worker)
+        if store is not None:
+            limit = store.capacity_bytes // worker.engine.fingerprint.format.page_bytes
+            self._index.add(store_key(store.name), store.incarnation, names, limit)
+
+    def keep_only(self, workers: Sequence[str], stores: Sequence[str]) -> None:
+        """Forget what those who are not known any more held."""
+        self._index.keep_only([*workers, *map(store_key, stores)])
+
+    def sources(
+        self, workers: Sequence[WorkerInfo], stores: Integers, names: Sequence[PageName]
+    ) -> tuple[Source, Source]:
+        """What each worker's engine holds of the prompt, and what it could load from its node's store.
+
+        ``stores``: row of each worker's store in ``Links``.
+        """
+        nothing = np.zeros(len(workers))
+        if not names or not workers:
+            return Source("engine", nothing, nothing), Source("store", nothing, nothing)
+        page = workers[0].engine.fingerprint.format
+        held = np.array([self._index.prefix(worker.name, worker.incarnation, names) for worker in workers])
+        by_store = {worker.store: self._stored(worker, names) for worker in workers}
+        stored = np.array([by_store[worker.store] for worker in workers])
+        restore_s = self._links.restore_s(stores, stored * page.page_bytes)
+        return (
+            Source("engine", held * float(page.page_tokens), nothing),
+            Source("store", stored * float(page.page_tokens), restore_s),
+        )
+
+    def _stored(self, worker: WorkerInfo, names: Sequence[PageName]) -> int:
+        store = self._store(worker)
+        return self._index.prefix(store_key(store.name), store.incarnation, names) if store is not None else 0
+
+    def _store(self, worker: WorkerInfo) -> StoreInfo | None:
+        member = self._fleet.stores.get(worker.store)
+        return member.info if member is not None and not member.left else None
+
+
+def store_key(name: str) -> str:
+    """Name of a store in the index, where a worker may be called like it."""
+    return f"\0{name}"

@@ -1,0 +1,103 @@
+"""Learns from what really happened how long things take. It must never take one thing's time for another's."""
+
+from __future__ import annotations
+
+from kvrelay.fleet.experience import Experience
+from kvrelay.fleet.flight import Flight, PromptLeg
+from kvrelay.fleet.loads import Loads, PrefillReservation
+from kvrelay.fleet.record import TransferRecord
+from kvrelay.policy.cost import uncached_tokens
+from kvrelay.policy.route import Path
+
+MIN_STEPS = 4
+"""Shorter answers say little about a step: the first and last gap are the router's as much as the engine's."""
+MIN_MOVED_BYTES = 1 << 20
+"""Smaller transfers say nothing about a bandwidth."""
+MIN_ANSWER_S = 1e-3
+"""D may write before P's own answer is here; the rest is noise of two connections."""
+
+
+class Lessons:
+    """Turns a request's moments into observations."""
+
+    def __init__(self, experience: Experience, loads: Loads) -> None:
+        self._experience = experience
+        self._loads = loads
+
+    def __repr__(self) -> str:
+        return f"<Lessons for {self._experience!r}>"
+
+    def sent(self, leg: PromptLeg, reservation: PrefillReservation, now: float) -> None:
+        """A prompt is sent to a P. One that has nothing else to do begins at once, even if nobody tells."""
+        leg.alone_since_s = now if not self._loads.prompts(reservation.worker) else None
+
+    def computed(self, leg: PromptLeg, now: float) -> None:
+        """P answered: how long it computed."""
+        begun_s = leg.begun_s if leg.begun_s is not None else leg.alone_since_s
+        if leg.reservation is None or leg.cached_tokens is None or begun_s is None:
+            return
+        new = uncached_tokens(leg.prompt_tokens, leg.cached_tokens)
+        self._experience.saw(
+            leg.reservation.worker, lambda perf: perf.saw_prefill(new, leg.prompt_tokens - new, now - begun_s)
+        )
+
+    def first_token(self, flight: Flight, now: float) -> None:
+        """D's first token is here."""
+        flight.load_at_first = self._running(flight)
+        if flight.path is Path.REMOTE_PREFILL:
+            self._handed_over(flight, now)
+        elif flight.timeline.predicted is not None:
+            self._computed_itself(flight, now)
+
+    def _handed_over(self, flight: Flight, now: float) -> None:
+        self._experience.handoffs += 1
+        since_s = now - flight.ask.received_s
+        ready_s = [record.loaded_at or record.computed_at for record in flight.timeline.transfers.values()]
+        known = [moment for moment in ready_s if moment is not None]
+        if known and len(known) == len(ready_s):
+            answer_s = max(MIN_ANSWER_S, since_s - max(known))
+            self._experience.saw(flight.decode.worker, lambda perf: perf.saw_answer(answer_s))
+
+    def _computed_itself(self, flight: Flight, now: float) -> None:
+        """Only on an idle D, with nothing cached that anybody knows of: else other things took that time, too."""
+        option, sent_s = flight.timeline.predicted, flight.timeline.events.get("decode_sent")
+        alone = self._loads.sequences[flight.decode.worker] == flight.decode.sequences
+        if option is None or sent_s is None or option.cached_tokens or not alone:
+            return
+        tokens = sum(flight.ask.facts.prompt_tokens)
+        answer_s = self._experience.perf(flight.decode.worker).answer.rates[0]
+        prefill_s = now - flight.ask.received_s - sent_s - answer_s
+        self._experience.saw(flight.decode.worker, lambda perf: perf.saw_prefill(tokens, 0, prefill_s))
+
+    def finished(self, flight: Flight, now: float) -> None:
+        """The request is over: what its transfers and its decode steps took."""
+        if flight.path is Path.REMOTE_PREFILL:
+            for leg in flight.legs:
+                self._moved(leg, flight.timeline.transfers.get(leg.transfer))
+        if flight.timeline.status == 200 and flight.timeline.output_tokens:
+            self._decoded(flight, now)
+
+    def _moved(self, leg: PromptLeg, record: TransferRecord | None) -> None:
+        if record is None or record.failure or leg.route is None:
+            return
+        move = self._loads.links.move(*leg.route)
+        if record.bytes >= MIN_MOVED_BYTES:
+            move = move.saw_moving(record.bytes, record.moving_s)
+        if record.exposed_s is not None:
+            move = move.saw_exposed(record.late_bytes, record.exposed_s)
+        self._loads.links.learn(*leg.route, move)
+
+    def _decoded(self, flight: Flight, now: float) -> None:
+        first = flight.timeline.events.get("first_token")
+        each = flight.timeline.output_tokens / flight.ask.sequences
+        self._experience.saw_output(flight.ask.facts.model, each)
+        if first is None or flight.load_at_first is None or each < MIN_STEPS:
+            return
+        step_s = (now - flight.ask.received_s - first) / (each - 1)
+        pairs = zip(flight.load_at_first, self._running(flight), strict=True)
+        sequences, kv_tokens = ((before + after) / 2 for before, after in pairs)
+        self._experience.saw(flight.decode.worker, lambda perf: perf.saw_step(sequences, kv_tokens, step_s))
+
+    def _running(self, flight: Flight) -> tuple[int, int]:
+        worker = flight.decode.worker
+        return self._loads.sequences[worker], self._loads.kv_tokens[worker]

@@ -1,0 +1,77 @@
+"""What is learned of workers, and what outlives them."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from kvrelay.fleet.experience import ENOUGH_HANDOFFS, MAX_KINDS, OUTPUT_TOKENS, Experience, Learned, kind_of
+from kvrelay.fleet.links import Links
+from kvrelay.policy.perf import Perf
+from tests.fleet.values import worker
+
+
+def slow(perf: Perf) -> Perf:
+    return perf.saw_prefill(100, 0, 7.0)
+
+
+def experience() -> Experience:
+    made = Experience(Links())
+    made.join(worker("w"))
+    return made
+
+
+def test_a_worker_is_believed_to_be_like_its_kind_until_it_is_seen() -> None:
+    known = experience()
+    for _ in range(5):
+        known.saw("w", slow)
+    known.join(worker("twin"))
+    known.join(worker("stranger", weights="other"))
+    assert known.perf("twin").prefill_s(100) == pytest.approx(known.perf("w").prefill_s(100), rel=0.1)
+    assert known.perf("twin").prefill.seen == 0
+    assert known.perf("stranger").prefill_s(100) < 1.0
+
+
+def test_a_restarted_worker_keeps_what_is_known_of_it_unless_it_became_another_kind() -> None:
+    known = experience()
+    known.saw("w", slow)
+    known.join(worker("w", incarnation="i2"))
+    assert known.perf("w").prefill.seen == 1
+    known.join(worker("w", weights="other"))
+    assert known.perf("w").prefill.seen == 0
+
+
+def test_what_was_learned_is_written_and_read() -> None:
+    known = experience()
+    known.saw("w", slow)
+    known.saw_output("tiny", 50)
+    known.handoffs = ENOUGH_HANDOFFS
+    again = Experience(Links())
+    again.recall(msgspec.json.decode(msgspec.json.encode(known.learned()), type=Learned))
+    again.join(worker("w"))
+    assert again.perf("w").prefill_s(100) == pytest.approx(known.perf("w").prefill_s(100), rel=0.01)
+    assert (again.knows_handoffs, again.output_tokens("tiny", 1000)) == (True, 50)
+
+
+def test_who_is_not_known_any_more_is_forgotten_and_lessons_about_him_are_dropped() -> None:
+    known = experience()
+    known.keep_only([])
+    known.saw("w", slow)
+    with pytest.raises(KeyError):
+        known.perf("w")
+
+
+def test_the_length_of_answers_is_learned_and_max_tokens_bounds_it() -> None:
+    known = experience()
+    assert (known.output_tokens("tiny", 1000), known.output_tokens("tiny", 16)) == (OUTPUT_TOKENS, 16)
+    for _ in range(200):
+        known.saw_output("tiny", 40)
+    assert known.output_tokens("tiny", 1000) == pytest.approx(40)
+
+
+def test_the_number_of_kinds_is_bounded() -> None:
+    known = experience()
+    for number in range(MAX_KINDS + 5):
+        known.join(worker("w", weights=str(number)))
+    assert len(known.learned().kinds) == MAX_KINDS
+    assert kind_of(worker("w", weights="5").engine) in known.learned().kinds

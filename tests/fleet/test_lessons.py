@@ -1,0 +1,111 @@
+"""What a brain learns from requests: fed with the times of a world with known laws, it predicts that world."""
+
+from __future__ import annotations
+
+import random
+import statistics
+
+import pytest
+
+from kvrelay.fleet.brain import Brain
+from kvrelay.fleet.experience import ENOUGH_HANDOFFS
+from kvrelay.fleet.flight import Ask
+from kvrelay.policy.route import Path
+from kvrelay.protocol import TransferEvent
+from kvrelay.types import RequestFacts, Role, Stage
+from tests.fleet.values import store, worker
+
+ANSWER_S, STEP_S, LATENCY_S = 0.04, 0.02, 0.015
+
+
+def prefill_s(tokens: int) -> float:
+    return 0.03 + 0.002 * tokens
+
+
+def fleet(**more: bool) -> Brain:
+    brain = Brain(dead_after_s=1e9, transfer_wait_s=1e9, **more)
+    for name in ("s1", "s2"):
+        brain.register_store(store(name), 0.0)
+    brain.register_worker(worker("p", Role.PREFILL, store="s1"), 0.0)
+    brain.register_worker(worker("d", Role.DECODE, store="s2"), 0.0)
+    return brain
+
+
+def serve(
+    brain: Brain,
+    name: str,
+    tokens: int,
+    now: float,
+    *,
+    noise: float = 1.0,
+    tells: bool = True,
+    latency_s: float = LATENCY_S,
+) -> float:
+    """One request in that world, alone; its time to the first token."""
+    facts = RequestFacts(request_id=name, model="tiny", prompt_tokens=(tokens,), max_tokens=20, page_names=())
+    plan = brain.begin(Ask(facts=facts, received_s=now), now)
+    at = now
+    if plan.path is Path.LOCAL:
+        brain.decode_order(name, at)
+        at += noise * prefill_s(tokens)
+    else:
+        transfer = plan.prefills[0].transfer
+        brain.prefill_sent(name, at)
+        if tells:
+            brain.transfer_event(TransferEvent(store="s1", transfer=transfer, stage=Stage.STARTED), at)
+        at += noise * prefill_s(tokens)
+        brain.prefill_finished(name, 0, 0, at)
+        brain.decode_order(name, at)
+        at += noise * latency_s
+        if tells:
+            brain.transfer_event(TransferEvent(store="s2", transfer=transfer, stage=Stage.LOADED, tokens=tokens), at)
+    at += noise * ANSWER_S
+    brain.first_token(name, at)
+    brain.finish(name, status=200, output_tokens=20, now=at + noise * 19 * STEP_S)
+    return at - now
+
+
+def errors(brain: Brain, count: int, **more: bool) -> list[float]:
+    chance, seen = random.Random(4), []
+    for number in range(count):
+        first_s = serve(brain, f"r{number}", chance.choice((20, 100, 300)), 100.0 * number, **more)
+        option = brain.ledger.get(f"r{number}").predicted  # type: ignore[union-attr]
+        assert option is not None
+        seen.append(abs(option.ttft_s / first_s - 1))
+    return seen
+
+
+@pytest.mark.parametrize("local_prefill", [True, False])
+def test_after_fifty_requests_the_first_token_is_predicted_within_a_tenth(local_prefill: bool) -> None:
+    seen = errors(fleet(local_prefill=local_prefill), 60)
+    assert seen[0] > 0.3
+    assert statistics.median(seen[20:]) < 0.1
+
+
+def test_it_learns_from_workers_whose_stores_tell_nothing() -> None:
+    seen = errors(fleet(local_prefill=False), 60, tells=False)
+    assert statistics.median(seen[20:]) < 0.15
+
+
+def test_the_time_per_token_is_learned() -> None:
+    brain = fleet(local_prefill=False)
+    errors(brain, 30)
+    assert brain.experience.perf("d").step_s(1, 120) == pytest.approx(STEP_S, rel=0.05)
+
+
+@pytest.mark.parametrize(("latency_s", "reason"), [(0.015, ""), (0.3, "cheaper")])
+def test_a_prompt_stays_on_d_once_hand_offs_are_known_to_cost_more(latency_s: float, reason: str) -> None:
+    brain, reasons = fleet(), []
+    for number in range(30):
+        serve(brain, f"r{number}", 3, 100.0 * number, latency_s=latency_s)
+        reasons.append(brain.ledger.get(f"r{number}").local_reason)  # type: ignore[union-attr]
+    assert reasons[:ENOUGH_HANDOFFS] == [""] * ENOUGH_HANDOFFS
+    assert reasons[-1] == reason
+
+
+def test_a_stall_does_not_change_what_is_believed_by_much() -> None:
+    brain = fleet(local_prefill=False)
+    errors(brain, 40)
+    before = brain.experience.perf("p").prefill_s(100)
+    serve(brain, "stalled", 100, 1e6, noise=50.0)
+    assert brain.experience.perf("p").prefill_s(100) == pytest.approx(before, rel=0.1)
