@@ -15,6 +15,7 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from queue import SimpleQueue
 
 import torch
@@ -47,6 +48,15 @@ class _Copy:
     done: Mark
 
 
+class _GivenUp(Enum):
+    """Host memory was taken for a copy that could not be enqueued."""
+
+    COPY = 0
+
+
+_GIVEN_UP = _GivenUp.COPY
+
+
 class StreamMover:
     """One stream and one thread for saves, one stream for loads."""
 
@@ -73,7 +83,7 @@ class StreamMover:
         load_streams.pin(self._bounce)
         self._gathered: Mark | None = None
         """After the last gather; blocks may be overwritten behind it."""
-        self._todo: SimpleQueue[_Copy | None] = SimpleQueue()
+        self._todo: SimpleQueue[_Copy | _GivenUp | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="kvrelay-saver", daemon=True)
         self._thread.start()
 
@@ -90,12 +100,19 @@ class StreamMover:
         if hosts is None:
             self._report({"saves_behind": 1})
             return False
+        try:
+            self._todo.put(self._enqueue(saver, layer, kv_layer, hosts))
+        except BaseException:
+            self._todo.put(_GIVEN_UP)  # what was taken is given back in order, by the thread
+            raise
+        return True
+
+    def _enqueue(self, saver: StepSaver, layer: int, kv_layer: torch.Tensor, hosts: list[torch.Tensor]) -> _Copy:
         staged: list[torch.Tensor] = []
         self._saves.follow()
         self._gathered = self._saves.enqueue(lambda: staged.extend(saver.stage(kv_layer)))
         done = self._saves.enqueue(lambda: _copy_all(staged, hosts))
-        self._todo.put(_Copy(saver, layer, staged, hosts, done))
-        return True
+        return _Copy(saver, layer, staged, hosts, done)
 
     def _host_memory(self, shapes: list[tuple[int, int]], dtype: torch.dtype) -> list[torch.Tensor] | None:
         counts = [rows * elements for rows, elements in shapes]
@@ -112,7 +129,9 @@ class StreamMover:
         self._loads.follow()
 
     def close(self) -> None:
-        """End the thread once it has published what is under way."""
+        """End the thread once it has published what is under way. A second call does nothing."""
+        if not self._thread.is_alive():
+            return
         self._todo.put(None)
         self._thread.join(timeout=5)
         if not self._thread.is_alive():
@@ -123,8 +142,9 @@ class StreamMover:
 
     def _run(self) -> None:
         while (copy := self._todo.get()) is not None:
-            copy.done.wait()
-            self._publish(copy)
+            if isinstance(copy, _Copy):
+                copy.done.wait()
+                self._publish(copy)
             self._ring.give_back()
 
     def _publish(self, copy: _Copy) -> None:

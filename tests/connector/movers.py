@@ -32,6 +32,7 @@ class EngineBench:
         layout: KVLayout,
         compute: Callable[[Callable[[], None]], None],
         synchronize: Callable[[], None],
+        go: Callable[[], None] = lambda: None,
     ) -> None:
         self.layers = layers
         self.layout = layout
@@ -39,6 +40,8 @@ class EngineBench:
         """Enqueue work of the engine."""
         self.synchronize = synchronize
         """Return when the device has nothing to do."""
+        self.go = go
+        """Let copies that nobody needed yet be made."""
         self.counts: dict[str, int] = {}
         self.published = threading.Semaphore(0)
         """Released once for every layer published."""
@@ -74,7 +77,7 @@ def on_sim(schedule: Schedule, order: str, seed: int = 0, *, staging_bytes: int 
     device = SimDevice(schedule, seed)
     layers = [caches.flash_cache(order) for _ in range(LAYERS)]
     layout = FlashLayout(layers[0], caches.write_flash, caches.BLOCK_TOKENS)
-    bench = EngineBench(layers, layout, lambda work: device.push(COMPUTE, work), device.synchronize)
+    bench = EngineBench(layers, layout, lambda work: device.push(COMPUTE, work), device.synchronize, device.go)
     bench.mover = StreamMover(
         layout,
         SimStreams(device, "saves"),

@@ -22,7 +22,7 @@ class Schedule(StrEnum):
 
     AT_ONCE = "at once"
     LATE = "late"
-    """The engine's queue runs at once, the others only when somebody waits for them."""
+    """The engine's queue runs at once; the others only when the engine's waits for them, and after ``go``."""
     EARLY = "early"
     """The other way round."""
     SHUFFLED = "shuffled"
@@ -46,6 +46,7 @@ class SimMark:
         self.passed = False
 
     def wait(self) -> None:
+        self._device.may_wait.wait(10)
         self._device.run_to(self)
 
 
@@ -61,6 +62,14 @@ class SimDevice:
         self._rng = random.Random(seed)
         self._queues: dict[str, deque[Op]] = {COMPUTE: deque()}
         self._lock = threading.RLock()
+        self.may_wait = threading.Event()
+        """Threads that wait for a mark go on from then on."""
+        if schedule is not Schedule.LATE:
+            self.go()
+
+    def go(self) -> None:
+        """Let waiting threads have what they wait for."""
+        self.may_wait.set()
 
     def add(self, queue: str) -> None:
         self._queues[queue] = deque()
@@ -99,6 +108,7 @@ class SimDevice:
 
     def synchronize(self) -> None:
         """Run everything."""
+        self.go()
         with self._lock:
             for name, queue in self._queues.items():
                 while queue:

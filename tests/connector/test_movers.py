@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterator
+from typing import cast
 
 import pytest
 import torch
@@ -13,9 +14,11 @@ import torch
 from kvrelay.connector.heads import RankHeads
 from kvrelay.connector.layout import BlockLayout
 from kvrelay.connector.loader import Loader, LoadResult
-from kvrelay.connector.plan import LoadJob, PageCopy, SaveJob
+from kvrelay.connector.plan import LoadJob, PageCopy, SaveJob, StepPlan
 from kvrelay.connector.saver import canonical
+from kvrelay.connector.worker import WorkerHalf
 from kvrelay.store.arena import Arena
+from kvrelay.store.client import StoreClient
 from kvrelay.store.copying import read_page, write_page
 from kvrelay.types import PageFormat, SlotRef
 from tests.connector import caches, movers
@@ -92,6 +95,7 @@ def compute_and_save(bench: EngineBench, arena: Arena, copies: list[PageCopy], w
 
 
 def wait_published(bench: EngineBench, layers: int = LAYERS) -> None:
+    bench.go()
     for _layer in range(layers):
         assert bench.published.acquire(timeout=10), (bench.mover, bench.counts)
 
@@ -103,6 +107,7 @@ def saved(arena: Arena, page: PageCopy) -> bytes | None:
 def load(bench: EngineBench, arena: Arena, copies: list[PageCopy], table: list[int]) -> None:
     """Load all of the prompt by the loader's own thread, and wait for its report."""
     loader = Loader(bench.layers, bench.mover, RankHeads.of(0, 1, caches.HEADS), wait_s=5.0)
+    bench.go()
     loader.start(LoadJob("request", table, copies, 0, TOKENS), arena, arena.epoch)
     try:
         assert not first_result(loader).bad_blocks
@@ -221,3 +226,36 @@ def test_pages_pass_to_an_engine_with_other_memory_and_back(bench: EngineBench, 
         assert torch.equal(key, written[layer][0])
         assert torch.equal(value, written[layer][1])
     assert isinstance(other.layout, BlockLayout)
+
+
+# ---------------------------------------------------------------- the worker half around it
+
+
+class AttachedClient:
+    """A store client that has ``arena`` mapped."""
+
+    def __init__(self, arena: Arena) -> None:
+        self.arena = arena
+
+    def report(self, counts: dict[str, int]) -> None:
+        raise AssertionError(counts)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_the_worker_half_keeps_the_order_between_steps(bench: EngineBench, arena: Arena, late: bool) -> None:
+    copies, written = pages(arena), prompt(1)
+    caches_by_name = {f"layer.{index}": layer for index, layer in enumerate(bench.layers)}
+    client = cast(StoreClient, AttachedClient(arena))
+    half = WorkerHalf(client, caches_by_name, bench.mover, RankHeads.of(0, 1, caches.HEADS), load_wait_s=5.0)
+    jobs = [SaveJob("request", TABLE, copies)]
+    computing = StepPlan(epoch=arena.epoch, saves=[] if late else jobs)
+    following = StepPlan(epoch=arena.epoch, late_saves=jobs if late else [])
+    for plan, values in ((computing, written), (following, prompt(2))):
+        half.before_step(plan)
+        for layer, (key, value) in enumerate(values):
+            bench.write(layer, TABLE, key, value)
+            half.save_layer(f"layer.{layer}")
+        half.after_step()
+    wait_published(bench)
+    assert [saved(arena, page) for page in copies] == [payload(written, page) for page in copies]
+    half.close()
