@@ -74,13 +74,18 @@ class CudaStreams:
         torch.cuda.current_stream(self._side.device).wait_event(mark.event)
 
     def pin(self, memory: torch.Tensor) -> None:
-        # Not pin_memory=True: that rounds up to a power of two, and stops the device when it takes new memory.
-        error = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
-        if int(error) != 0:
-            raise Misconfigured(
-                f"cannot page-lock {memory.nbytes} bytes for copies from the GPU (CUDA error {int(error)}); "
-                "raise the limit on locked memory (ulimit -l)"
-            )
+        page_lock(memory)
 
     def unpin(self, memory: torch.Tensor) -> None:
         torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
+
+
+def page_lock(memory: torch.Tensor) -> None:
+    """Register ``memory`` with CUDA. Raises ``Misconfigured``."""
+    # Not pin_memory=True: that rounds up to a power of two, and stops the device when it takes new memory.
+    error = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
+    if error.value:
+        raise Misconfigured(
+            f"cannot page-lock {memory.nbytes} bytes for copies from the GPU (CUDA error {error.value}); "
+            "raise the limit on locked memory (ulimit -l)"
+        )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from kvrelay.connector.flash_layout import FlashLayout
 from kvrelay.connector.plan import SaveJob
 from kvrelay.connector.stream_mover import StreamMover
+from kvrelay.connector.streams import page_lock
+from kvrelay.errors import Misconfigured
 from kvrelay.store.arena import Arena
 from tests.connector import caches, movers
 from tests.connector.movers import LAYERS, EngineBench
@@ -155,6 +159,23 @@ def test_only_the_memory_of_copies_is_page_locked_and_it_is_unlocked_at_the_end(
     assert [len(each.pinned) for each in streams if isinstance(each, SimStreams)] == [1, 1]
     mover.close()
     assert [len(each.pinned) for each in streams if isinstance(each, SimStreams)] == [0, 0]
+
+
+@pytest.mark.parametrize(("code", "raises"), [(0, False), (2, True)])
+def test_memory_that_cuda_will_not_lock_is_a_misconfiguration(
+    monkeypatch: pytest.MonkeyPatch, code: int, raises: bool
+) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def register(address: int, size: int, flags: int) -> SimpleNamespace:
+        asked.append((address, size))
+        return SimpleNamespace(value=code)
+
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: SimpleNamespace(cudaHostRegister=register))
+    memory = torch.empty(4096, dtype=torch.uint8)
+    with pytest.raises(Misconfigured, match="ulimit -l") if raises else contextlib.nullcontext():
+        page_lock(memory)
+    assert asked == [(memory.data_ptr(), 4096)]
 
 
 @pytest.mark.gpu
