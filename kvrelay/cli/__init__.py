@@ -10,6 +10,7 @@ from kvrelay import __version__
 from kvrelay.cli.ask import ask
 from kvrelay.cli.demo import demo
 from kvrelay.cli.doctor import doctor
+from kvrelay.cli.explain import explain
 from kvrelay.cli.model import model
 from kvrelay.cli.serve import router, store, worker
 from kvrelay.cli.up import up
@@ -40,6 +41,6 @@ def _program(
     pass
 
 
-for command in (up, ask, demo, doctor, store, router, worker):
+for command in (up, ask, explain, demo, doctor, store, router, worker):
     app.command()(command)
 app.add_typer(model, name="model")

@@ -46,9 +46,10 @@ class ChatClient:
             raise Lost(f"{self._url} serves no model yet; see {self._url}/health")
         return str(models[0]["id"])
 
-    async def timeline(self) -> dict[str, Any]:
-        """The record of the last question."""
-        return await self._get(f"/kvrelay/requests/{self.request_id}")
+    async def timeline(self, request_id: str = "") -> dict[str, Any]:
+        """The record of a request; of the last question when none is named."""
+        name = urllib.parse.quote(request_id or self.request_id, safe="")
+        return await self._get(f"/kvrelay/requests/{name}")
 
     async def ask(self, question: str, *, max_tokens: int, temperature: float = 0.0) -> AsyncIterator[str]:
         """The answer, piece by piece."""

@@ -4,6 +4,8 @@ a random number; the router and the simulator are rims around it."""
 from __future__ import annotations
 
 from kvrelay.errors import Overloaded
+from kvrelay.fleet.actual import actual
+from kvrelay.fleet.calibration import Calibration
 from kvrelay.fleet.chooser import Chooser, Pick, longest_prompt
 from kvrelay.fleet.experience import Experience
 from kvrelay.fleet.flight import (
@@ -51,6 +53,7 @@ class Brain:
         self.index = PageIndex()
         self.ledger = Ledger()
         self.experience = Experience(self.loads.links)
+        self.calibration = Calibration()
         self._lessons = Lessons(self.experience, self.loads)
         self._holdings = Holdings(self.fleet, self.index, self.loads.links)
         self._chooser = Chooser(self.fleet, self.loads, self._holdings, self.experience, local_prefill=local_prefill)
@@ -349,6 +352,8 @@ class Brain:
         timeline.cached_tokens = flight.cached_tokens
         timeline.mark("finished", now)
         self._lessons.finished(flight, now)
+        if status == 200 and flight.went_as_planned:
+            self.calibration.add(timeline.decisions[0][1], actual(timeline, flight.ask.sequences))
         self.loads.release_decode(flight.decode, now)
         return timeline
 

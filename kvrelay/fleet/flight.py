@@ -178,6 +178,11 @@ class Flight:
             return None
         return sum(leg.cached_tokens or 0 for leg in self.legs)
 
+    @property
+    def went_as_planned(self) -> bool:
+        """Everything ran where it was first sent."""
+        return len(self.tried_decode) == 1 and all(len(leg.tried) == 1 for leg in self.legs)
+
     def leg_of(self, transfer: str) -> PromptLeg | None:
         """The leg whose current attempt is ``transfer``."""
         return next((leg for leg in self.legs if leg.transfer == transfer), None)

@@ -11,6 +11,7 @@ import msgspec
 from aiohttp import web
 
 from kvrelay.errors import BadRequest, KvrelayError, Overloaded
+from kvrelay.fleet.actual import actual
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.health import examine
 from kvrelay.policy.admit import RETRY_AFTER_S
@@ -209,7 +210,7 @@ class Gateway:
         timeline = self._brain.ledger.get(http.match_info["id"])
         if timeline is None or timeline.tenant != tenant.name:
             raise BadRequest("no such request; the last 1,000 are kept, under their x-request-id", status=404)
-        return _json(timeline.report())
+        return _json(timeline.report() | {"actual": actual(timeline).report()})
 
 
 def _require_json(http: web.Request) -> None:

@@ -31,10 +31,22 @@ class BrainReadings:
         yield "kvrelay_stale_heartbeats_total", "Heartbeats of unknown or dead incarnations.", {}, stale
         yield "kvrelay_unknown_transfers_total", "Milestones of unknown transfers.", {}, brain.unknown_transfers
         yield "kvrelay_registrations_refused_total", "Registrations under the name of a live member.", {}, ghosts
+        yield from self._predictions()
         yield from self._control()
         yield from self._workers()
         yield from self._stranded()
         yield from self._stores()
+
+    def _predictions(self) -> Iterator[Reading]:
+        seen = self._brain.calibration
+        for what in ("ttft", "tpot"):
+            for quantile in ("0.5", "0.9"):
+                labels = {"what": what, "quantile": quantile}
+                error = seen.error(what, float(quantile))
+                yield "kvrelay_prediction_error_ratio", "|predicted - seen| / seen, last 256 requests.", labels, error
+        yield "kvrelay_predictions_total", "Requests whose first token was predicted and seen.", {}, seen.predictions
+        lost = "First tokens later than the best runner-up's prediction."
+        yield "kvrelay_regret_seconds_total", lost, {}, seen.regret_s
 
     def _control(self) -> Iterator[Reading]:
         links = self.listener

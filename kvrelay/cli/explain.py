@@ -1,0 +1,110 @@
+"""``kvrelay explain``: why a request went where it went, what that was predicted to cost, and what really happened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
+
+import typer
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from kvrelay.cli.chat import ChatClient
+from kvrelay.cli.terminal import INTERRUPTED, run, show
+from kvrelay.cli.timeline import draw
+
+ROWS = {
+    "queue": "wait at P",
+    "source": "wait for cached KV",
+    "prefill": "prefill",
+    "transfer": "hand-off, exposed",
+    "decode_wait": "wait at D",
+    "answer": "first token",
+    "ttft": "time to first token",
+    "harm": "harm to others",
+    "pressure": "price of KV",
+    "total": "cost",
+    "tpot": "time per token",
+}
+"""What the router calls an item, and how it is shown; in the order in which they add up."""
+SUMS = frozenset({"ttft", "total"})
+MAX_RUNNERS_UP = 3
+
+
+def explain(
+    request_id: Annotated[str, typer.Argument(help="The x-request-id of its answer.", show_default=False)],
+    url: Annotated[str, typer.Option(help="Where the router is, with or without /v1.")] = "http://127.0.0.1:8000",
+    api_key: Annotated[
+        str, typer.Option(envvar="KVRELAY_API_KEY", help="Bearer token, when the router wants one.", show_default=False)
+    ] = "",
+) -> None:
+    """Draw why a request went where it went: predicted and actual seconds, and the next best choices.
+
+    Every row is one item of the cost; a column is one way to serve the request. The router keeps the last 1,000
+    requests, and gives the same as JSON at /kvrelay/requests/REQUEST_ID.
+
+    Example:  kvrelay explain req-8f3c21d0a9b14c6e7f201a55
+    """
+    if run(_explain(url, request_id, api_key)):
+        raise typer.Exit(INTERRUPTED)
+
+
+async def _explain(url: str, request_id: str, api_key: str) -> None:
+    async with ChatClient(url, api_key) as client:
+        show(explanation(await client.timeline(request_id)))
+
+
+def explanation(record: Mapping[str, Any]) -> RenderableType:
+    """The request's timeline, and a table for the decision that began it."""
+    decisions = record.get("decision") or []
+    if not decisions:
+        return Group(draw(record), Text("It was turned away before anything was chosen."))
+    further = len(decisions) - 1
+    parts: list[RenderableType] = [draw(record), Text(""), _headline(record, decisions[0])]
+    parts.append(table(decisions[0], record.get("actual") or {}))
+    if further:
+        parts.append(Text(f"{further} more choices (further prompts or retries) are in the JSON of this request."))
+    return Group(*parts)
+
+
+def _headline(record: Mapping[str, Any], decision: Mapping[str, Any]) -> Text:
+    text = Text("chosen: ", style="bold").append(_name(decision), style="bold green")
+    why = record.get("local_reason")
+    cached, source = decision.get("cached_tokens", 0), decision.get("source", "")
+    if why:
+        text.append(f", not split ({why})", style="not bold")
+    return text.append(f"; {cached} tokens expected cached ({source})" if cached else "", style="not bold")
+
+
+def _name(option: Mapping[str, Any]) -> str:
+    prefill = option.get("prefill_worker")
+    return f"{prefill} > {option['decode_worker']}" if prefill else f"{option['decode_worker']} alone"
+
+
+def table(decision: Mapping[str, Any], actual: Mapping[str, Any]) -> Table:
+    """Items as rows; predicted, actual and the runners-up as columns, in milliseconds."""
+    others = (decision.get("runners_up") or [])[:MAX_RUNNERS_UP]
+    made = Table(box=None, padding=(0, 1))
+    made.add_column("ms")
+    made.add_column("predicted", justify="right", style="green")
+    made.add_column("actual", justify="right", style="bold")
+    for number, other in enumerate(others, 1):
+        made.add_column(f"or {_name(other)}" if number == 1 else _name(other), justify="right")
+    columns = [dict(_seconds(option)) for option in (decision, actual, *others)]
+    for name, shown in ROWS.items():
+        cells = [_ms(column.get(name)) for column in columns]
+        if any(cells):
+            made.add_row(shown, *cells, style="bold" if name in SUMS else None)
+    return made
+
+
+def _seconds(option: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    yield from (option.get("cost_s") or {}).items()
+    for name in ("ttft", "total", "tpot"):
+        if (seconds := option.get(f"{name}_s")) is not None:
+            yield name, seconds
+
+
+def _ms(seconds: float | None) -> str:
+    return "" if seconds is None else f"{1e3 * seconds:,.1f}"

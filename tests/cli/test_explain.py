@@ -1,0 +1,78 @@
+"""What ``kvrelay explain`` draws."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+
+from kvrelay.cli.explain import explanation
+
+
+def drawn(record: dict[str, Any], width: int = 100) -> list[str]:
+    console = Console(width=width, color_system=None)
+    with console.capture() as captured:
+        console.print(explanation(record))
+    return [line.rstrip() for line in captured.get().splitlines()]
+
+
+def option(prefill: str | None, *, total_s: float, queue_s: float = 0.0) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "path": "remote_prefill" if prefill else "local",
+        "decode_worker": "d1",
+        "source": "engine",
+        "cached_tokens": 64,
+        "cost_s": {"queue": queue_s, "prefill": 0.25, "harm": 0.01},
+        "total_s": total_s,
+        "ttft_s": 0.3,
+        "tpot_s": 0.02,
+    }
+    return made | ({"prefill_worker": prefill} if prefill else {})
+
+
+def record(**more: Any) -> dict[str, Any]:
+    decision = {"about": "request", **option("p1", total_s=0.31)}
+    decision["runners_up"] = [option("p2", total_s=0.51, queue_s=0.2), option(None, total_s=0.9)]
+    events = {"received": 0.0, "routed": 0.01, "prefill_sent": 0.011, "prefill_started": 0.02, "finished": 1.0}
+    return {
+        "request_id": "req-1",
+        "path": "remote_prefill",
+        "prefill_worker": "p1",
+        "decode_worker": "d1",
+        "events": events,
+        "decision": [decision],
+        "actual": {"cost_s": {"queue": 0.009, "prefill": 0.24}, "ttft_s": 0.28},
+        **more,
+    }
+
+
+def row(lines: list[str], name: str) -> list[str]:
+    (found,) = [line for line in lines if line.strip().startswith(f"{name}  ")]
+    return found.split(name, 1)[1].split()
+
+
+def test_predicted_actual_and_the_runners_up_stand_side_by_side() -> None:
+    lines = drawn(record())
+    assert "chosen: p1 > d1; 64 tokens expected cached (engine)" in lines
+    (head,) = [line for line in lines if line.strip().startswith("ms ")]
+    assert head.split() == ["ms", "predicted", "actual", "or", "p2", ">", "d1", "d1", "alone"]
+    assert row(lines, "wait at P") == ["0.0", "9.0", "200.0", "0.0"]
+    assert row(lines, "prefill") == ["250.0", "240.0", "250.0", "250.0"]
+    assert row(lines, "time to first token") == ["300.0", "280.0", "300.0", "300.0"]
+    assert row(lines, "cost") == ["310.0", "510.0", "900.0"]
+    assert not [line for line in lines if "price of KV" in line]
+
+
+def test_it_fits_eighty_columns() -> None:
+    assert max(map(len, drawn(record(), 80))) <= 80
+
+
+def test_it_says_why_a_request_was_not_split_and_that_there_were_more_choices() -> None:
+    decision = {"about": "request", **option(None, total_s=0.3), "runners_up": []}
+    lines = drawn(record(path="local", local_reason="cheaper", decision=[decision, decision]))
+    assert "chosen: d1 alone, not split (cheaper); 64 tokens expected cached (engine)" in lines
+    assert any("1 more choices" in line for line in lines)
+
+
+def test_a_request_that_was_turned_away_has_no_table() -> None:
+    assert drawn({"request_id": "req-1", "events": {"received": 0.0}})[-1].startswith("It was turned away")
