@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from kvrelay.errors import Misconfigured
-from kvrelay.types import Role
+from kvrelay.types import Role, Transport
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
 """A TCP port; 0 takes a free one."""
@@ -45,13 +45,6 @@ class RouterConfig(Section, frozen=True, kw_only=True):
     ] = ()
     max_body_bytes: Annotated[Positive, Meta(description="Longest request body.")] = 32 << 20
     upstream_connect_s: Annotated[Seconds, Meta(description="Longest wait for a worker to accept a connection.")] = 2.0
-    convert_kv_dtype: Annotated[
-        bool,
-        Meta(
-            description="Pair workers whose KV differs in type alone (float32, bfloat16), when no like pair is there; "
-            "the reader converts, and answers are near those of one worker, not equal."
-        ),
-    ] = False
     transfer_wait_s: Annotated[
         Seconds, Meta(description="Longest silence of P before D is asked to compute the prompt itself.")
     ] = 120.0
@@ -80,6 +73,11 @@ class StoreConfig(Section, frozen=True, kw_only=True):
     page_lease_s: Annotated[
         Seconds, Meta(description="How long a prompt's partial last page is kept before it is first to be evicted.")
     ] = 30.0
+    transports: Annotated[
+        tuple[Transport, ...],
+        Meta(description="Ways to carry pages to other stores, those that both sides can go and that pass their test."),
+    ] = (Transport.SHM, Transport.NIXL, Transport.TCP)
+    streams: Annotated[int, Meta(ge=1, le=16, description="TCP connections for pages to one other store.")] = 4
     stalled_push_s: Annotated[Seconds, Meta(description="A push that moves nothing for so long is given up.")] = 2.0
 
 

@@ -41,7 +41,10 @@ class Channel:
         self._reader = reader or FrameReader()
         self._send_lock = asyncio.Lock()
         self._waiters: set[asyncio.Future[None]] = set()
+        self.over: asyncio.Future[None] = self._loop.create_future()
+        """Done once the link is closed here."""
         self._fds: list[int] = []
+        self._sent_bytes = 0
         self.peer = "?"
         """Name that the other side gave in its handshake."""
         self.purpose = "?"
@@ -68,6 +71,7 @@ class Channel:
             except (BlockingIOError, InterruptedError):
                 await self._ready(self._loop.add_writer, self._loop.remove_writer, stall_s)
                 continue
+            self._sent_bytes += sent
             first = _advance(views, first, sent)
 
     async def send_fds(self, message: Message, fds: list[int]) -> None:
@@ -105,12 +109,12 @@ class Channel:
             first = _advance(views, first, count)
 
     @property
-    def queued_bytes(self) -> int:
-        """Bytes sent here that the other machine did not take yet (0 when the link is closed)."""
-        count = array("i", [0])
+    def delivered_bytes(self) -> int:
+        """Bytes sent here that the other machine has taken; whether its process has read them is another matter."""
+        queued = array("i", [0])
         with contextlib.suppress(OSError, ValueError):
-            fcntl.ioctl(self._sock, termios.TIOCOUTQ, count)
-        return count[0]
+            fcntl.ioctl(self._sock, termios.TIOCOUTQ, queued)
+        return self._sent_bytes - queued[0]
 
     def lift_limit(self) -> None:
         """Accept messages of the full length from now on: the peer is known."""
@@ -188,6 +192,8 @@ class Channel:
 
     def close(self) -> None:
         """Close the link and wake whoever waits on it with ``Lost``; safe to call twice."""
+        if not self.over.done():
+            self.over.set_result(None)
         fd = self._sock.fileno()
         if fd >= 0:
             self._loop.remove_reader(fd)

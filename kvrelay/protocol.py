@@ -33,7 +33,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class Hello(Message, frozen=True, kw_only=True):
     version: int
     purpose: str
-    """``client`` (a worker or script at its node's store), ``peer`` (store to store), ``feed`` (to a router)."""
+    """``client`` (a worker or script at its node's store), ``peer`` (store to store), ``data`` (a peer's second link,
+    for payload), ``map`` (a peer of the same machine that maps an arena), ``feed`` (to a router)."""
     sender: str
     nonce: bytes
 
@@ -213,6 +214,19 @@ class Existing(Message, frozen=True, kw_only=True):
     present: list[bool]
 
 
+class LinkReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One way from a store to a peer store, as its test found it."""
+
+    peer: str
+    """Address of the peer."""
+    transport: Transport
+    rank: int = 0
+    """1: taken; 2, 3, ...: taken when those before fail; 0: not used, for the reason in ``problem``."""
+    bytes_per_s: float = 0.0
+    latency_s: float = 0.0
+    problem: str = ""
+
+
 class Describe(Message, frozen=True, kw_only=True):
     id: int
 
@@ -221,6 +235,7 @@ class Described(Message, frozen=True, kw_only=True):
     id: int
     counts: dict[str, int]
     """Monotonic counters and gauges, by name with unit, e.g. ``pages_used``, ``bytes_pushed``."""
+    links: list[LinkReport] = []
 
 
 class Report(Message, frozen=True, kw_only=True):
@@ -237,6 +252,8 @@ class PushOpen(Message, frozen=True, kw_only=True):
     format: PageFormat
     names: list[PageName]
     total_tokens: int
+    direct: bool = False
+    """The sender may write into the slots of the pages by itself; ``PushWanted`` is to name them."""
 
 
 class PushPages(Message, frozen=True, kw_only=True):
@@ -249,10 +266,15 @@ class PushPages(Message, frozen=True, kw_only=True):
 
 
 class PushWanted(Message, frozen=True, kw_only=True):
-    """Which of the offered pages the receiver lacks and has made room for."""
+    """Which of the offered pages the receiver lacks and has made room for.
+
+    The ``slots`` are lent to a sender that said in ``PushOpen`` that it writes into the receiver's arena, until it
+    sends ``PushClosed``.
+    """
 
     transfer: str
     indices: list[int]
+    slots: list[SlotRef] = []
 
 
 class Segment(msgspec.Struct, frozen=True, array_like=True):
@@ -264,11 +286,31 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Segments(Message, frozen=True, kw_only=True):
-    """Raw bytes of ``items``, in this order, follow this frame: ``payload_bytes`` in all."""
+    """Raw bytes of ``items``, in this order, follow this frame: ``payload_bytes`` in all. Answered by ``Taken``.
+
+    ``serial``: a batch that was cut off is sent again under the same one, over another stream.
+    """
 
     transfer: str
     items: list[Segment]
     payload_bytes: int
+    serial: int = 0
+
+
+class Written(Message, frozen=True, kw_only=True):
+    """The sender has written ``items`` into the slots that were lent to it. Answered by ``Taken``."""
+
+    transfer: str
+    items: list[Segment]
+    payload_bytes: int
+    serial: int
+    transport: Transport
+
+
+class Taken(Message, frozen=True, kw_only=True):
+    """The receiver is through with a batch: its sound segments are published, the pages of others given up."""
+
+    serial: int
 
 
 class PushDamaged(Message, frozen=True, kw_only=True):
@@ -286,6 +328,73 @@ class PushClosed(Message, frozen=True, kw_only=True):
     transfer: str
     complete: bool
     reason: str = ""
+
+
+# Paths between two stores: the sender asks over the link of its pushes. Requests carry a ``serial`` as batches do.
+
+
+class Meet(Message, frozen=True, kw_only=True):
+    """Which ways to carry pages does the receiver offer?"""
+
+    serial: int
+
+
+class Met(Message, frozen=True, kw_only=True):
+    """Answer to ``Meet``. ``ticket`` is what further links of this sender show."""
+
+    serial: int
+    ticket: bytes
+    transports: list[Transport]
+    socket: str = ""
+    """Path of the unix socket at which a process of the same machine gets the arenas."""
+
+
+class Join(Message, frozen=True, kw_only=True):
+    """First message of a data link (``Segments`` and ``Probe`` follow): the link of pushes that it belongs to."""
+
+    ticket: bytes
+
+
+class FindArena(Message, frozen=True, kw_only=True):
+    """Where is the arena of ``format``, for writes from another machine? None: the one that probes are written to.
+
+    With a ``ticket`` over a link of its own on the same machine: the answer comes with the arena's file descriptor.
+    """
+
+    serial: int
+    format: PageFormat | None
+    ticket: bytes = b""
+
+
+class ArenaFound(Message, frozen=True, kw_only=True):
+    """Answer to ``FindArena``. ``agent``: NIXL's metadata of the receiver; ``address`` of the first slot there."""
+
+    serial: int
+    format: PageFormat
+    slot: int = 0
+    """Lent for probes, when it is their arena."""
+    address: int = 0
+    agent: bytes = b""
+
+
+class Probe(Message, frozen=True, kw_only=True):
+    """A known pattern of ``size_bytes``: it follows, or was ``written`` into the slot lent for probes."""
+
+    serial: int
+    size_bytes: int
+    checksum: int
+    written: bool = False
+
+
+class Probed(Message, frozen=True, kw_only=True):
+    """Answer to ``Probe``: whether the checksum held."""
+
+    serial: int
+    good: bool
+
+
+class Nudge(Message, frozen=True, kw_only=True):
+    """A one-sided write needs its receiver's processor for a moment. No answer."""
 
 
 # ---------------------------------------------------------------- workers and stores -> routers (TCP)
@@ -306,6 +415,8 @@ class Heartbeat(Message, frozen=True, kw_only=True):
     incarnation: str
     healthy: bool
     counts: dict[str, int] = {}
+    links: list[LinkReport] = []
+    """A store's ways to its peers."""
 
 
 class Leaving(Message, frozen=True, kw_only=True):
@@ -346,7 +457,8 @@ AnyMessage = (
     Hello | Challenge | Proof | Rejected | Welcome
     | Attach | Attached | Allocate | Granted | Announce | OpenTransfer | Milestone
     | Acquire | Acquired | Release | Suspect | Exists | Existing | Describe | Described | Report
-    | PushOpen | PushPages | PushWanted | Segments | PushDamaged | PushClosed
+    | PushOpen | PushPages | PushWanted | Segments | Written | Taken | PushDamaged | PushClosed
+    | Meet | Met | Join | FindArena | ArenaFound | Probe | Probed | Nudge
     | RegisterWorker | RegisterStore | Heartbeat | Leaving | TransferEvent
 )  # fmt: skip
 
@@ -429,8 +541,6 @@ class DecodeLeg(Message, frozen=True, kw_only=True):
     transfers: list[str]
     home: str | None = None
     """Address of P's node store, when it is another than D's: the pages that D generates go there for the next turn."""
-    page_dtypes: list[str] = []
-    """KV types of the pages that the transfers bring, where they are not D's own: it may load and convert those."""
 
 
 Handoff = PrefillLeg | DecodeLeg

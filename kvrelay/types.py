@@ -183,6 +183,10 @@ class Transport(StrEnum):
     LOCAL = "local"
     """Nothing crossed a wire: one store serves both, or D's had every page."""
     TCP = "tcp"
+    SHM = "shm"
+    """Both stores are on one machine: the sender maps the receiver's arena and copies into it."""
+    NIXL = "nixl"
+    """One-sided writes into the receiver's arena: RDMA where there is a card for it."""
 
 
 class SlotRef(msgspec.Struct, frozen=True, array_like=True):

@@ -147,6 +147,13 @@ class Arena:
         start = self._data_offset + slot * self.stride + first * self.format.segment_bytes
         return self._view[start : start + layers * self.format.segment_bytes]
 
+    def run(self, slot: int, start: int, size: int) -> memoryview:
+        """``size`` bytes of a page, ``start`` bytes from its beginning. Raises ValueError when they are not its own."""
+        if not (0 <= slot < self.slots and 0 <= start <= start + size <= self.stride):
+            raise ValueError(f"{size} bytes at {start} are not in slot {slot}")
+        first = self._data_offset + slot * self.stride + start
+        return self._view[first : first + size]
+
     def views(self, slot: int, layers: list[int], tokens: int) -> list[memoryview]:
         """The segments of ``layers``, in that order, in as few views as their neighbourhood allows."""
         if tokens < self.format.page_tokens:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from kvrelay.protocol import Heartbeat, RegisterStore
 from kvrelay.store.inbound import Inbound
 from kvrelay.store.keeper import Keeper
 from kvrelay.store.peers import Peers
+from kvrelay.store.reception import Reception
 from kvrelay.store.session import Session
 from kvrelay.store.shelf import Shelf
 from kvrelay.types import StoreInfo
@@ -53,15 +55,17 @@ class StoreDaemon:
         self.keeper = Keeper(name, config.store, epoch, self._feed.post)
         self.keeper.links = self._links
         self.peers = Peers(self.keeper, config.store, key, address, self._loop.time, self._spawn)
+        self._epoch = epoch
 
     def __repr__(self) -> str:
         return f"<StoreDaemon {self.info.name} at {self.info.address}, {self._listeners}, {self._feed!r}>"
 
     async def run(self, local: socket.socket, remote: socket.socket, ready: Callable[[StoreInfo], None]) -> None:
         """Serve until cancelled, or until one of its tasks dies: a half-dead store must not look alive."""
+        reception = Reception(self.keeper.room, local.getsockname(), self._epoch)
         self._listeners = [
-            self._listener(local, "client", self._serve_client),
-            self._listener(remote, "peer", self._serve_peer),
+            self._listener(local, {"client": self._serve_client, "map": reception.serve_map}),
+            self._listener(remote, {"peer": partial(self._serve_peer, reception), "data": reception.serve_data}),
         ]
         try:
             async with self._tasks:
@@ -73,10 +77,13 @@ class StoreDaemon:
         finally:
             for fd in self._watched:
                 self._loop.remove_reader(fd)
+            reception.close()
             self.keeper.room.close()
 
-    def _listener(self, sock: socket.socket, purpose: str, serve: Callable[[Channel], Awaitable[None]]) -> Listener:
-        return Listener(sock, self._key, receiver=self.info.name, purposes={purpose}, serve=serve)
+    def _listener(self, sock: socket.socket, serve: Mapping[str, Callable[[Channel], Awaitable[None]]]) -> Listener:
+        return Listener(
+            sock, self._key, receiver=self.info.name, purposes=serve, serve=lambda link: serve[link.purpose](link)
+        )
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         self._tasks.create_task(work)
@@ -84,8 +91,8 @@ class StoreDaemon:
     async def _serve_client(self, link: Channel) -> None:
         await Session(link, self.keeper, self.peers, self._loop.time, self._watch).serve()
 
-    async def _serve_peer(self, link: Channel) -> None:
-        await Inbound(link, self.keeper, self._stall_s, self._loop.time).serve()
+    async def _serve_peer(self, reception: Reception, link: Channel) -> None:
+        await Inbound(link, self.keeper, reception, self._stall_s, self._loop.time).serve()
 
     def _watch(self, shelf: Shelf) -> None:
         if shelf.doorbell.fd not in self._watched:

@@ -1,4 +1,4 @@
-"""The sending end of a link to a peer store: all pushes to it take turns. Back-pressure is TCP's own.
+"""The sending end of a link to a peer store: all pushes to it take turns. Back-pressure is that of its paths.
 
 It must never outlive a peer that stopped reading: what moves nothing for ``stall_s`` ends the link and its pushes.
 """
@@ -6,39 +6,66 @@ It must never outlive a peer that stopped reading: what moves nothing for ``stal
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
 
 from kvrelay import channel
 from kvrelay.channel import Channel
 from kvrelay.errors import KvrelayError, Lost, Malformed, Overloaded
-from kvrelay.protocol import PushClosed, PushDamaged, PushWanted
+from kvrelay.protocol import (
+    ArenaFound,
+    LinkReport,
+    Met,
+    Probed,
+    PushClosed,
+    PushDamaged,
+    PushWanted,
+    Taken,
+)
 from kvrelay.race import until_one_ends
 from kvrelay.store.keeper import Keeper
-from kvrelay.store.push import Push
-from kvrelay.types import PageName
+from kvrelay.store.paths.choice import Opener, Paths
+from kvrelay.store.paths.line import Line
+from kvrelay.store.paths.streams import ControlLink
+from kvrelay.store.push import Batch, Push
+from kvrelay.types import PageName, Transport
 
 MAX_PUSHES = 1024
+WINDOW = 8
+"""Batches on their way at a time: enough to keep every stream busy, few enough that a new push is soon served."""
 
 
 class Outbound:
-    """Pushes to one peer, over one link. It is over when ``run`` returns; another one is made for the next push."""
+    """Pushes to one peer. It is over when ``run`` returns; another one is made for the next push."""
 
-    def __init__(self, address: str, key: bytes, keeper: Keeper, stall_s: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        address: str,
+        key: bytes,
+        keeper: Keeper,
+        stall_s: float,
+        openers: Mapping[Transport, Opener],
+        clock: Callable[[], float],
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+    ) -> None:
         self.address = address
         self.is_over = False
         self._key = key
         self._keeper = keeper
         self._stall_s = stall_s
+        self._openers = openers
         self._clock = clock
+        self._spawn = spawn
         self._pushes: dict[str, Push] = {}
         self._opened: set[str] = set()
         self._awake = asyncio.Event()
-        self._moved_at = 0.0
-        """When payload or an answer moved last: an offer waits behind the bytes that were sent before it."""
+        self._paths: Paths | None = None
+        self._jobs: asyncio.Queue[tuple[Push, Batch]] = asyncio.Queue()
+        self._in_flight = 0
 
     def __repr__(self) -> str:
         state = "over" if self.is_over else "running"
-        return f"<Outbound to {self.address}, {len(self._pushes)} pushes, {state}>"
+        return f"<Outbound to {self.address}, {len(self._pushes)} pushes, {state}, {self._paths!r}>"
 
     def add(self, push: Push) -> None:
         """Take a push over. Raises ``Overloaded``."""
@@ -51,15 +78,17 @@ class Outbound:
         """Something may be ready to be sent."""
         self._awake.set()
 
+    @property
+    def reports(self) -> list[LinkReport]:
+        """What is known of the paths to the peer."""
+        return [] if self._paths is None else self._paths.reports(self.address)
+
     async def run(self) -> None:
         """Dial and serve the pushes until the link breaks; then fail those that are left."""
         problem = "its store is stopping"
         try:
             link = await channel.connect(self.address, self._key, sender=self._keeper.name, purpose="peer")
-            try:
-                await until_one_ends(self._send(link), self._listen(link))
-            finally:
-                link.close()
+            await self._serve(Line(link, self._stall_s, self._clock, self._spawn))
         except KvrelayError as error:
             problem = str(error)
         finally:
@@ -67,77 +96,106 @@ class Outbound:
             for push in list(self._pushes.values()):
                 self._end(push, problem)
 
-    async def _send(self, link: Channel) -> None:
+    async def _serve(self, line: Line) -> None:
+        paths = self._paths = Paths(line, ControlLink(line), self._openers, self._clock)
+        try:
+            carriers = [self._carry(paths) for _ in range(WINDOW)]
+            await until_one_ends(self._send(line), self._listen(line), paths.run(), *carriers)
+        finally:
+            paths.close()
+
+    # ------------------------------------------------------------ pages
+
+    async def _send(self, line: Line) -> None:
         while True:
             self._awake.clear()
-            while await self._turn(link):
+            while await self._turn(line):
                 await asyncio.sleep(0)  # a peer that reads as fast as we send must not keep the loop from others
-            await self._wait(link)
+            await self._wait(line)
 
-    async def _turn(self, link: Channel) -> bool:
+    async def _turn(self, line: Line) -> bool:
         """One batch of each push; whether there may be more."""
         more = False
         for push in list(self._pushes.values()):
-            more |= await self._advance(link, push)
+            more |= await self._advance(line, push)
         return more
 
-    async def _advance(self, link: Channel, push: Push) -> bool:
+    async def _advance(self, line: Line, push: Push) -> bool:
         if push.transfer.id not in self._opened:
             self._opened.add(push.transfer.id)
-            push.queued_bytes = lambda: link.queued_bytes
-            await link.send(push.opening, stall_s=self._stall_s)
-        if push.problem:
-            await self._close(link, push)
-            return False
-        while (offer := push.next_offer(self._clock())) is not None:
-            await link.send(offer, stall_s=self._stall_s)
-        batch = push.next_batch()
+            direct = self._paths is not None and self._paths.wants_slots
+            await line.link.send(push.opening(direct=direct), stall_s=self._stall_s)
+        batch = None
+        if not push.problem:
+            while (offer := push.next_offer(self._clock())) is not None:
+                await line.link.send(offer, stall_s=self._stall_s)
+            batch = push.next_batch(line.serial()) if self._in_flight < WINDOW else None
         if batch is not None:
-            await link.send(batch.message, batch.views, stall_s=self._stall_s)
-            push.settle(batch)
-            self._moved_at = self._clock()
-            self._keeper.counts.add("bytes_pushed", batch.message.payload_bytes)
-        if push.is_done:
-            await self._close(link, push)
+            self._in_flight += 1
+            push.in_flight += 1
+            self._jobs.put_nowait((push, batch))
+        elif not push.in_flight and (push.problem or push.is_done):
+            await self._close(line.link, push)
         return batch is not None
+
+    async def _carry(self, paths: Paths) -> None:
+        """One batch at a time, of whatever push it is."""
+        while True:
+            push, batch = await self._jobs.get()
+            try:
+                push.retries += await paths.carry(batch)
+            finally:
+                self._in_flight -= 1
+                push.in_flight -= 1
+            push.settle(batch)
+            self._keeper.counts.add("bytes_pushed", batch.message.payload_bytes)
+            self.wake()
 
     async def _close(self, link: Channel, push: Push) -> None:
         closing = PushClosed(transfer=push.transfer.id, complete=not push.problem, reason=push.problem)
         await link.send(closing, stall_s=self._stall_s)
         self._end(push, push.problem)
 
-    async def _wait(self, link: Channel) -> None:
+    # ------------------------------------------------------------ answers
+
+    async def _wait(self, line: Line) -> None:
         """Until something can be sent. Raises ``Lost`` when the peer owes an answer and nothing moves for too long."""
-        queued = link.queued_bytes
+        delivered = line.link.delivered_bytes
         try:
-            async with asyncio.timeout(self._patience_s()):
+            async with asyncio.timeout(self._patience_s(line)):
                 await self._awake.wait()
         except TimeoutError as error:
-            if link.queued_bytes >= queued:
+            if line.link.delivered_bytes <= delivered:
                 raise Lost(f"{self.address} did not answer an offer within {self._stall_s:g} s") from error
-            self._moved_at = self._clock()
+            line.heard()
 
-    def _patience_s(self) -> float | None:
+    def _patience_s(self, line: Line) -> float | None:
         owed = [push.waits_since for push in self._pushes.values() if push.waits_since is not None]
-        return max(min(owed), self._moved_at) + self._stall_s - self._clock() if owed else None
+        return max(min(owed), line.moved_at) + self._stall_s - self._clock() if owed else None
 
-    async def _listen(self, link: Channel) -> None:
+    async def _listen(self, line: Line) -> None:
         while True:
-            message = await link.recv()
-            self._moved_at = self._clock()
-            push = self._pushes.get(getattr(message, "transfer", ""))
+            message = await line.link.recv()
+            line.heard()
             match message:
-                case PushWanted() if push is not None:
-                    push.answer(message.indices, self._clock())
-                case PushClosed() if push is not None:
-                    push.problem = push.problem or f"the peer ended it: {message.reason}"
+                case Taken() | Met() | ArenaFound() | Probed():
+                    line.settle(message)
                 case PushDamaged():
                     self._inspect(message.names)
                 case PushWanted() | PushClosed():
-                    pass  # about a push that ended meanwhile
+                    self._answered(message)
                 case _:
                     raise Malformed(f"a peer answered with {type(message).__name__}")
-            self.wake()
+
+    def _answered(self, message: PushWanted | PushClosed) -> None:
+        push = self._pushes.get(message.transfer)
+        if push is None:
+            return  # it ended meanwhile
+        if isinstance(message, PushWanted):
+            push.answer(message.indices, message.slots, self._clock())
+        else:
+            push.problem = push.problem or f"the peer ended it: {message.reason}"
+        self.wake()
 
     def _inspect(self, names: list[PageName]) -> None:
         """The peer got bytes that do not match: were they damaged here, or on the way?"""
@@ -150,8 +208,9 @@ class Outbound:
         del self._pushes[push.transfer.id]
         self._opened.discard(push.transfer.id)
         self._keeper.pushes.remove(push)
+        now = self._clock()
         if problem:
             self._keeper.counts.add("pushes_failed")
-            self._keeper.transfers.fail(push.transfer, problem, self._clock())
+            self._keeper.transfers.fail(push.transfer, problem, now)
         else:
-            self._keeper.transfers.finish(push.transfer, push.late_bytes, self._clock())
+            self._keeper.transfers.finish(push.transfer, push.late_bytes, push.retries, now)

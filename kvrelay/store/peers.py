@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 from kvrelay.channel import split_address
 from kvrelay.config import StoreConfig
-from kvrelay.errors import Overloaded, Refused
-from kvrelay.protocol import OpenTransfer
+from kvrelay.errors import KvrelayError, Overloaded, Refused
+from kvrelay.protocol import LinkReport, OpenTransfer
 from kvrelay.store.keeper import Keeper
 from kvrelay.store.outbound import Outbound
 from kvrelay.store.page import Writer
+from kvrelay.store.paths.choice import Opener
+from kvrelay.store.paths.shm import SharedMemory
+from kvrelay.store.paths.streams import Streams
 from kvrelay.store.push import Push
 from kvrelay.store.shelf import Shelf
 from kvrelay.store.transfers import Transfer, Way
+from kvrelay.types import Transport
 
 MAX_PEERS = 256
 
@@ -51,6 +56,19 @@ class Peers:
     def __repr__(self) -> str:
         return f"<Peers of {self.advertised}: {list(self._links.values())}>"
 
+    @property
+    def reports(self) -> list[LinkReport]:
+        """What is known of the ways to all peers."""
+        return [report for link in self._links.values() for report in link.reports]
+
+    def meet(self, addresses: Iterable[str]) -> None:
+        """Other stores of the cluster: have a link to each, and its paths tested, before the first push."""
+        for address in addresses:
+            with contextlib.suppress(KvrelayError):  # not one that we may dial, or one too many
+                if address != self.advertised:
+                    self._check(address)
+                    self.link(address)
+
     def open(self, opener: Writer, message: OpenTransfer, shelf: Shelf, now: float) -> None:
         """Start a transfer. Raises ``Refused``, ``Malformed``, ``Overloaded`` when it cannot be."""
         stays = message.push_to in (None, self.advertised)
@@ -66,23 +84,40 @@ class Peers:
             self._push(transfer, message.push_to, shelf, now, final=message.final)
 
     def _push(self, transfer: Transfer, address: str, shelf: Shelf, now: float, *, final: bool) -> None:
-        link = self._link(address)
+        link = self.link(address)
         push = Push(transfer, shelf, self._keeper.catalog)
         link.add(push)
         self._keeper.pushes.add(push, shelf, link.wake, now)
         if final:
             self._keeper.pushes.expect_no_more(push)
 
-    def _link(self, address: str) -> Outbound:
+    def link(self, address: str) -> Outbound:
+        """The link to a peer, dialled when there is none. Raises ``Overloaded``."""
         link = self._links.get(address)
         if link is None or link.is_over:
             self._links = {known: link for known, link in self._links.items() if not link.is_over}
             if len(self._links) >= MAX_PEERS:
                 raise Overloaded(f"this store has links to {MAX_PEERS} peers already")
-            link = Outbound(address, self._key, self._keeper, self._config.stalled_push_s, self._clock)
+            link = Outbound(
+                address,
+                self._key,
+                self._keeper,
+                self._config.stalled_push_s,
+                self._openers(address),
+                self._clock,
+                self._spawn,
+            )
             self._links[address] = link
             self._spawn(link.run())
         return link
+
+    def _openers(self, address: str) -> dict[Transport, Opener]:
+        key, name, count = self._key, self._keeper.name, self._config.streams
+        known: dict[Transport, Opener] = {
+            Transport.SHM: lambda line, met: SharedMemory.open(line, key, name, met),
+            Transport.TCP: lambda line, met: Streams.open(line, address, key, name, met, count),
+        }
+        return {transport: opener for transport, opener in known.items() if transport in self._config.transports}
 
     def _check(self, address: str) -> None:
         host, _port = split_address(address)

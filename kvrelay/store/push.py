@@ -6,32 +6,56 @@ A page stays pinned from the moment it is offered until it was sent, refused, or
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 
 from kvrelay.errors import Malformed
 from kvrelay.protocol import PushOpen, PushPages, Segment, Segments
-from kvrelay.store.arena import Bools
+from kvrelay.store.arena import Arena, Bools, Ints
 from kvrelay.store.catalog import Catalog
 from kvrelay.store.page import Page
 from kvrelay.store.shelf import Shelf
 from kvrelay.store.transfers import Transfer
-from kvrelay.types import PageName
+from kvrelay.types import PageName, SlotRef
 
 BATCH_BYTES = 4 << 20
 """Payload of one message: long enough to hide its cost, short enough that pushes to one peer take turns."""
 
 
+class Run(NamedTuple):
+    """Bytes of one page without a gap."""
+
+    view: memoryview
+    slot: int
+    """Where they are here."""
+    start: int
+    """Bytes from the start of their slot, here and there."""
+    target: SlotRef | None
+    """The receiver's slot, when it was lent."""
+
+
 @dataclass(frozen=True)
 class Batch:
-    """Segments to send, and the pages that are done with them."""
+    """Segments to send, and which they are."""
 
     message: Segments
-    views: list[memoryview]
-    done: list[int]
+    arena: Arena
+    runs: list[Run]
+    pages: Ints
+    layers: Ints
+
+    @property
+    def views(self) -> list[memoryview]:
+        return [run.view for run in self.runs]
+
+    @property
+    def is_lent_slots(self) -> bool:
+        """Whether the sender may write all of it into the receiver's arena."""
+        return all(run.target is not None for run in self.runs)
 
 
 class Push:
@@ -39,21 +63,17 @@ class Push:
 
     def __init__(self, transfer: Transfer, shelf: Shelf, catalog: Catalog) -> None:
         self.transfer = transfer
-        self.opening = PushOpen(
-            transfer=transfer.id,
-            format=shelf.arena.format,
-            names=list(transfer.names),
-            total_tokens=transfer.total_tokens,
-        )
         self.waits_since: float | None = None
         """Since when the peer owes an answer."""
         self.problem = ""
         """Why it cannot be completed; its link tells the peer and ends it."""
-        self.queued_bytes: Callable[[], int] = lambda: 0
-        """Bytes that were handed to its link and that the peer's machine did not take yet."""
+        self.retries = 0
+        """Batches that were begun again, on another stream or by another transport."""
+        self.in_flight = 0
+        """Batches that are being carried: the pins of their pages are needed until they are settled."""
         self._out_bytes = 0
         self._out_when_whole: int | None = None
-        """Bytes that had reached the peer when the prompt's last layer was here."""
+        """Bytes that the peer had taken when the prompt's last layer was here."""
         self._arena = shelf.arena
         self._catalog = catalog
         self._absent = {name: index for index, name in enumerate(transfer.names)}
@@ -61,10 +81,23 @@ class Push:
         self._fresh: list[int] = []
         self._offers: deque[list[int]] = deque()
         self._wanted: list[int] = []
-        self._sent: Bools = np.zeros((self._arena.format.layers, 0), np.bool_)
+        self._targets: dict[int, SlotRef] = {}
+        shape = (self._arena.format.layers, len(transfer.names))
+        self._sent: Bools = np.zeros(shape, np.bool_)
+        self._taken: Bools = np.zeros(shape, np.bool_)
 
     def __repr__(self) -> str:
         return f"<Push {self.transfer.id}, {len(self._absent)} absent, {len(self._wanted)} being sent>"
+
+    def opening(self, *, direct: bool) -> PushOpen:
+        """The first message about it; ``direct``: ask for the slots of the pages."""
+        return PushOpen(
+            transfer=self.transfer.id,
+            format=self._arena.format,
+            names=list(self.transfer.names),
+            total_tokens=self.transfer.total_tokens,
+            direct=direct,
+        )
 
     @property
     def is_done(self) -> bool:
@@ -108,28 +141,28 @@ class Push:
         self.waits_since = now if self.waits_since is None else self.waits_since
         return PushPages(transfer=self.transfer.id, indices=offer, shards=shards)
 
-    def answer(self, wanted: Iterable[int], now: float) -> None:
-        """The peer's answer to the oldest open offer. Raises ``Malformed``."""
+    def answer(self, wanted: Sequence[int], slots: Sequence[SlotRef], now: float) -> None:
+        """The peer's answer to the oldest open offer; ``slots``: none, or one for each. Raises ``Malformed``."""
         chosen = set(wanted)
         offer = self._offers.popleft() if self._offers else []
-        if not offer or not chosen.issubset(offer):
+        if not offer or not chosen.issubset(offer) or (slots and len(slots) != len(wanted)):
             raise Malformed(f"the peer wants pages of {self.transfer.id} that it was not offered")
         self.waits_since = now if self._offers else None
         for index in offer:
             if index not in chosen:
                 self._catalog.unpin(self._pages.pop(index))
         self._wanted += sorted(chosen)
-        unsent = np.zeros((len(self._sent), len(chosen)), np.bool_)
-        self._sent = np.concatenate([self._sent, unsent], axis=1)
+        self._targets.update(zip(wanted, slots, strict=False))
 
-    def next_batch(self) -> Batch | None:
+    def next_batch(self, serial: int) -> Batch | None:
         """Layers that came in since the last batch, of pages of equally many shards. They count as sent from now on."""
         if not self._wanted:
             return None
         pages = [self._pages[index] for index in self._wanted]
         slots = np.array([page.ref.slot for page in pages], np.int64)
         generations = np.array([page.ref.generation for page in pages], np.int64)
-        columns, layers = np.nonzero((self._arena.ready_layers(slots, generations) & ~self._sent).T)
+        ready = self._arena.ready_layers(slots, generations) & ~self._sent[:, self._wanted]
+        columns, layers = np.nonzero(ready.T)
         # After the look, so that no layer is sent that the note does not know: its bell may not have been heard yet.
         self.note_progress()
         if not len(columns):
@@ -138,43 +171,48 @@ class Push:
         alike = shards[columns] == shards[columns[0]]
         limit = max(1, BATCH_BYTES // self._arena.format.segment_bytes)
         columns, layers = columns[alike][:limit], layers[alike][:limit]
-        self._sent[layers, columns] = True
+        indices = np.array(self._wanted, np.int64)[columns]
+        self._sent[layers, indices] = True
         checksums = self._arena.checksums(slots[columns], layers, int(shards[columns[0]])).tolist()
-        return self._batch(pages, columns.tolist(), layers.tolist(), checksums)
+        return self._batch(serial, indices, layers, checksums)
 
-    def _batch(self, pages: list[Page], columns: list[int], layers: list[int], checksums: list[list[int]]) -> Batch:
-        wanted = self._wanted
-        items = [Segment(wanted[c], layer, s) for c, layer, s in zip(columns, layers, checksums, strict=True)]
-        views: list[memoryview] = []
-        for column, group in groupby(zip(columns, layers, strict=True), lambda pair: pair[0]):
-            page = pages[column]
-            views += self._arena.views(page.ref.slot, [layer for _, layer in group], page.tokens)
-        size = sum(map(len, views))
-        done = [wanted[column] for column in np.flatnonzero(self._sent.all(axis=0)).tolist()]
-        return Batch(Segments(transfer=self.transfer.id, items=items, payload_bytes=size), views, done)
+    def _batch(self, serial: int, indices: Ints, layers: Ints, checksums: list[list[int]]) -> Batch:
+        places = list(zip(indices.tolist(), layers.tolist(), strict=True))
+        items = [Segment(index, layer, sums) for (index, layer), sums in zip(places, checksums, strict=True)]
+        runs: list[Run] = []
+        for index, group in groupby(places, lambda place: place[0]):
+            runs += self._runs(index, [layer for _, layer in group])
+        size = sum(len(run.view) for run in runs)
+        message = Segments(transfer=self.transfer.id, items=items, payload_bytes=size, serial=serial)
+        return Batch(message, self._arena, runs, indices, layers)
+
+    def _runs(self, index: int, layers: list[int]) -> list[Run]:
+        page, target, step = self._pages[index], self._targets.get(index), self._arena.format.segment_bytes
+        runs: list[Run] = []
+        at = 0
+        for view in self._arena.views(page.ref.slot, layers, page.tokens):
+            runs.append(Run(view, page.ref.slot, layers[at] * step, target))
+            at += max(1, len(view) // step)
+        return runs
 
     def settle(self, batch: Batch) -> None:
-        """``batch`` is out: let go of the pages that are done."""
+        """The peer has taken ``batch``: let go of the pages that are done."""
         self._out_bytes += batch.message.payload_bytes
-        if not batch.done:
-            return
-        for index in batch.done:
-            page = self._pages.pop(index, None)
-            if page is not None:
-                self._catalog.unpin(page)
-        done = set(batch.done)
-        keep = [position for position, index in enumerate(self._wanted) if index not in done]
-        self._wanted = [self._wanted[position] for position in keep]
-        self._sent = self._sent[:, keep]
+        self._taken[batch.layers, batch.pages] = True
+        carried = np.unique(batch.pages)
+        done = set(carried[self._taken[:, carried].all(axis=0)].tolist())
+        for index in done.intersection(self._pages):
+            self._catalog.unpin(self._pages.pop(index))
+        self._wanted = [index for index in self._wanted if index not in done]
 
     def note_progress(self) -> None:
         """Look whether the prefill has ended: whether every layer of every page of the prompt is here.
 
         The sender counts what is left then, because it alone knows the moment: two nodes' clocks differ by more than a
-        hand-off takes. What the peer's machine has not taken counts as left, what it has taken as moved.
+        hand-off takes. What the peer has not said to have taken counts as left.
         """
         if self._out_when_whole is None and not self._absent and self._is_whole():
-            self._out_when_whole = max(0, self._out_bytes - self.queued_bytes())
+            self._out_when_whole = self._out_bytes
 
     def _is_whole(self) -> bool:
         """The pages that were let go do not count: the peer has them, or all their layers were here and were sent."""
@@ -193,4 +231,3 @@ class Push:
             self._catalog.unpin(page)
         self._pages, self._absent, self._fresh, self._wanted = {}, {}, [], []
         self._offers.clear()
-        self._sent = self._sent[:, :0]

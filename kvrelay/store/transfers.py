@@ -130,7 +130,7 @@ class Transfers:
             transfer.is_short = True
         self._settle(transfer, now)
 
-    def finish(self, transfer: Transfer, late_bytes: int, now: float) -> None:
+    def finish(self, transfer: Transfer, late_bytes: int, retries: int, now: float) -> None:
         """An outgoing transfer sent all that was wanted, ``late_bytes`` of it after the prefill.
 
         The routers hear from the other side when it is all there.
@@ -138,7 +138,11 @@ class Transfers:
         if transfer.is_open:
             transfer.outcome = Stage.SENT
             self._close(transfer, now)
-            self._emit(TransferEvent(store=self._store, transfer=transfer.id, stage=Stage.SENT, late_bytes=late_bytes))
+            self._emit(
+                TransferEvent(
+                    store=self._store, transfer=transfer.id, stage=Stage.SENT, late_bytes=late_bytes, retries=retries
+                )
+            )
 
     def fail(self, transfer: Transfer, reason: str, now: float) -> None:
         """No more pages will come or go; what arrived is valid."""

@@ -31,6 +31,7 @@ from kvrelay.protocol import (
     PushWanted,
     Segment,
     Segments,
+    Taken,
     encode,
 )
 from kvrelay.store.client import StoreClient
@@ -380,6 +381,7 @@ async def _want_everything_and_read_slowly(link: Channel) -> None:
                 for start in range(0, segments.payload_bytes, len(room)):
                     await link.recv_into([room[: segments.payload_bytes - start]])
                     await asyncio.sleep(0.2)
+                await link.send(Taken(serial=segments.serial))
             case _:
                 pass
 

@@ -43,10 +43,10 @@ class Sender:
 
     def offer(self, *wanted: int) -> None:
         assert self.push.next_offer(0.0) is not None
-        self.push.answer(wanted, 0.0)
+        self.push.answer(wanted, [], 0.0)
 
     def send(self) -> None:
-        batch = self.push.next_batch()
+        batch = self.push.next_batch(1)
         assert batch is not None
         self.push.settle(batch)
 
@@ -95,23 +95,30 @@ def test_pages_that_are_not_wanted_are_never_late() -> None:
     assert sender.push.late_bytes == 0
 
 
-def test_bytes_that_the_peers_machine_did_not_take_yet_are_late() -> None:
+def test_bytes_that_the_peer_did_not_say_to_have_taken_are_late() -> None:
     sender = Sender(1)
     ref = sender.announce(0)
     sender.offer(0)
     sender.publish(ref, LAYERS[:-1])
-    sender.send()
-    sender.push.queued_bytes = lambda: 100
+    on_its_way = sender.push.next_batch(1)
+    assert on_its_way is not None
     sender.publish(ref, LAYERS[-1:])
-    sender.push.queued_bytes = lambda: 0
-    sender.send()
-    assert sender.push.late_bytes == SEGMENT + 100
-
-
-def test_a_queue_full_of_other_pushes_bytes_makes_no_more_late_than_there_are() -> None:
-    sender = Sender(1)
-    sender.push.queued_bytes = lambda: 1 << 30
-    sender.publish(sender.announce(0), LAYERS)
-    sender.offer(0)
+    sender.push.settle(on_its_way)
     sender.send()
     assert sender.push.late_bytes == len(LAYERS) * SEGMENT
+
+
+def test_a_page_is_done_when_all_its_batches_were_taken_in_whatever_order() -> None:
+    sender = Sender(1)
+    ref = sender.announce(0)
+    sender.offer(0)
+    sender.publish(ref, LAYERS[:-1])
+    first = sender.push.next_batch(1)
+    sender.publish(ref, LAYERS[-1:])
+    second = sender.push.next_batch(2)
+    assert first is not None
+    assert second is not None
+    sender.push.settle(second)
+    assert not sender.push.is_done
+    sender.push.settle(first)
+    assert sender.push.is_done

@@ -1,0 +1,139 @@
+"""Which path the batches to one peer take: the fastest that proved itself, then the next, the pushes' own link last.
+
+A path that was lost is opened and tested again after a while; it must never carry a page before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from kvrelay.errors import KvrelayError, Lost
+from kvrelay.protocol import LinkReport, Meet, Met
+from kvrelay.store.paths.line import Line
+from kvrelay.store.paths.path import Path
+from kvrelay.store.paths.trial import Score, prove
+from kvrelay.store.push import Batch
+from kvrelay.types import Transport
+
+RETRY_S = 5.0
+"""Pause before a path that was lost, or failed its test, is tried again."""
+MAX_RETRY_S = 300.0
+TRIAL_S = 5.0
+"""Longest test; a healthy path takes milliseconds."""
+
+Opener = Callable[[Line, Met], Awaitable[Path]]
+
+
+@dataclass(frozen=True)
+class Proven:
+    """A path and how fast it is."""
+
+    path: Path
+    score: Score
+
+
+class Paths:
+    """All paths to one peer."""
+
+    def __init__(self, line: Line, last: Path, openers: Mapping[Transport, Opener], clock: Callable[[], float]) -> None:
+        self._line = line
+        self._last = last
+        self._openers = openers
+        self._clock = clock
+        self._proven: list[Proven] = []
+        self._problems: dict[Transport, str] = dict.fromkeys(openers, "not tested yet")
+        self._missing = asyncio.Event()
+        self._missing.set()
+
+    def __repr__(self) -> str:
+        return f"<Paths {[each.path for each in self._proven]}, then {self._last!r}>"
+
+    @property
+    def best(self) -> Proven | None:
+        """The path that is taken now; None while only the link of the pushes is known to work."""
+        return self._proven[0] if self._proven else None
+
+    @property
+    def wants_slots(self) -> bool:
+        """Whether a path is known that writes into the peer's arena."""
+        return any(each.path.transport is not Transport.TCP for each in self._proven)
+
+    async def run(self) -> None:
+        """Open and test what is missing, until cancelled."""
+        pause_s = RETRY_S
+        while True:
+            await self._missing.wait()
+            self._missing.clear()
+            await self._open_all()
+            pause_s = RETRY_S if not self._missing.is_set() else min(2 * pause_s, MAX_RETRY_S)
+            await asyncio.sleep(pause_s)
+
+    async def _open_all(self) -> None:
+        """One after the other: a test beside another would measure both."""
+        try:
+            met = await self._line.ask(lambda serial: Meet(serial=serial), Met)
+        except Lost:
+            return  # a peer that offers nothing: its own link will tell when it is gone
+        proven = {each.path.transport for each in self._proven}
+        for transport in [each for each in self._openers if each not in proven]:
+            if transport not in met.transports:
+                self._problems[transport] = "the peer does not offer it"
+                continue
+            try:
+                async with asyncio.timeout(TRIAL_S):
+                    await self._open(transport, met)
+            except (KvrelayError, TimeoutError) as error:
+                self._problems[transport] = str(error) or f"its test took longer than {TRIAL_S:g} s"
+                self._missing.set()
+
+    async def _open(self, transport: Transport, met: Met) -> None:
+        path = await self._openers[transport](self._line, met)
+        try:
+            score = await prove(path, self._clock)
+        except BaseException:
+            path.close()
+            raise
+        self._proven = sorted([*self._proven, Proven(path, score)], key=lambda each: each.score.seconds())
+        self._problems.pop(transport, None)
+
+    async def carry(self, batch: Batch) -> int:
+        """Carry ``batch`` over the best path that takes it; how often it was begun again. Raises ``Lost``."""
+        lost = 0
+        for path in [*[each.path for each in self._proven if each.path.takes(batch)], self._last]:
+            try:
+                return lost + await path.carry(batch)
+            except KvrelayError as error:
+                lost += 1
+                self._give_up(path, str(error))
+        raise Lost(f"no path to {self._line.link.peer} is left")
+
+    def _give_up(self, path: Path, problem: str) -> None:
+        path.close()
+        if any(each.path is path for each in self._proven):
+            self._proven = [each for each in self._proven if each.path is not path]
+            self._problems[path.transport] = problem
+            self._missing.set()
+
+    def reports(self, peer: str) -> list[LinkReport]:
+        """How fast each path is, and what is wrong with those that are not used."""
+        good = [
+            LinkReport(
+                peer=peer,
+                transport=each.path.transport,
+                rank=rank,
+                bytes_per_s=each.score.bytes_per_s,
+                latency_s=each.score.latency_s,
+            )
+            for rank, each in enumerate(self._proven, 1)
+        ]
+        return good + [
+            LinkReport(peer=peer, transport=transport, problem=problem) for transport, problem in self._problems.items()
+        ]
+
+    def close(self) -> None:
+        for each in self._proven:
+            each.path.close()
+        self._proven = []
+        self._last.close()

@@ -1,0 +1,135 @@
+"""What a store offers to peers that want to carry pages to it: tickets for further links, arenas, a place for probes.
+
+It must never let a link without a valid ticket near an arena.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Awaitable, Callable
+
+from kvrelay.channel import Channel, expect, in_time
+from kvrelay.errors import Malformed, Overloaded, Refused
+from kvrelay.protocol import ArenaFound, FindArena, Join, Meet, Met, Rejected
+from kvrelay.store.arena import Arena
+from kvrelay.store.room import Room
+from kvrelay.types import PageFormat, Transport
+
+PROBE_FORMAT = PageFormat(layers=1, kv_heads=1, head_dim=1024, dtype="float32", page_tokens=256)
+"""One slot takes the largest probe: 2 MiB."""
+MAX_PROBERS = 8
+"""Peers that may test their writes at the same time."""
+MAX_LINKS = 32
+"""Further links of one peer."""
+
+
+class Visit:
+    """One peer while its link of pushes lasts: its ticket, and the links that came with it."""
+
+    def __init__(self, serve: Callable[[Channel], Awaitable[None]]) -> None:
+        self.ticket = b""
+        self.slot: int | None = None
+        """Lent for probes."""
+        self.serve = serve
+        self.links: set[Channel] = set()
+
+    def __repr__(self) -> str:
+        return f"<Visit with {len(self.links)} further links>"
+
+
+class Reception:
+    """All visits of a store."""
+
+    def __init__(self, room: Room, socket_path: str, epoch: int) -> None:
+        self._room = room
+        self._socket_path = socket_path
+        self._visits: dict[bytes, Visit] = {}
+        self._probes = Arena.create(PROBE_FORMAT, MAX_PROBERS, epoch)
+        self._free = list(range(MAX_PROBERS))
+
+    def __repr__(self) -> str:
+        return f"<Reception of {len(self._visits)} peers>"
+
+    @property
+    def transports(self) -> list[Transport]:
+        """What is offered here."""
+        return [Transport.TCP, Transport.SHM]
+
+    def admit(self, visit: Visit, message: Meet) -> Met:
+        """The answer to ``Meet``."""
+        if not visit.ticket:
+            visit.ticket = secrets.token_bytes(16)
+            self._visits[visit.ticket] = visit
+        if visit.slot is None and self._free:
+            visit.slot = self._free.pop()
+        return Met(serial=message.serial, ticket=visit.ticket, transports=self.transports, socket=self._socket_path)
+
+    def leave(self, visit: Visit) -> None:
+        """The peer is gone, and its further links with it."""
+        self._visits.pop(visit.ticket, None)
+        if visit.slot is not None:
+            self._free.append(visit.slot)
+            visit.slot = None
+        for link in list(visit.links):
+            link.close()
+
+    async def serve_data(self, link: Channel) -> None:
+        """A further link for payload. Raises ``Lost``, ``Malformed``."""
+        async with in_time(link.peer):
+            visit = self._visit((await expect(link, Join)).ticket)
+        visit.links.add(link)
+        try:
+            await visit.serve(link)
+        finally:
+            visit.links.discard(link)
+
+    async def serve_map(self, link: Channel) -> None:
+        """A link from this machine: arenas for whoever has a ticket. Raises ``Lost``, ``Malformed``."""
+        visit = None
+        try:
+            while True:
+                message = await expect(link, FindArena)
+                visit = self._visit(message.ticket)
+                visit.links.add(link)
+                await self._hand_out(link, visit, message)
+        finally:
+            if visit is not None:
+                visit.links.discard(link)
+
+    async def _hand_out(self, link: Channel, visit: Visit, message: FindArena) -> None:
+        try:
+            found, arena = self._find(visit, message)
+        except (Refused, Overloaded) as error:
+            await link.send(Rejected(code=type(error).__name__, reason=str(error)))
+        else:
+            await link.send_fds(found, [arena.fd])
+
+    def _visit(self, ticket: bytes) -> Visit:
+        visit = self._visits.get(ticket)
+        if visit is None or len(visit.links) >= MAX_LINKS:
+            raise Malformed("a further link came without a valid ticket, or one of too many")
+        return visit
+
+    def arena(self, visit: Visit, message: FindArena) -> ArenaFound:
+        """Where an arena is, for one-sided writes from anywhere. Raises ``Malformed``: nothing here allows them."""
+        raise Malformed("one-sided writes are not offered here")
+
+    def _find(self, visit: Visit, message: FindArena) -> tuple[ArenaFound, Arena]:
+        if message.format is not None:
+            arena = self._room.shelf(message.format).arena
+            return ArenaFound(serial=message.serial, format=message.format), arena
+        if visit.slot is None:
+            raise Overloaded("too many peers test their paths at the moment")
+        return ArenaFound(serial=message.serial, format=PROBE_FORMAT, slot=visit.slot), self._probes
+
+    def written(self, visit: Visit, size: int) -> memoryview:
+        """What a peer has written into its slot for probes. Raises ``Malformed``."""
+        if visit.slot is None:
+            raise Malformed("a probe was written to nowhere")
+        return self._probes.span(visit.slot, 0, 1)[:size]
+
+    def nudge(self) -> None:
+        """A one-sided write needs our processor for a moment."""
+
+    def close(self) -> None:
+        self._probes.close()
