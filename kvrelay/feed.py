@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from kvrelay import channel
 from kvrelay.channel import Channel
 from kvrelay.errors import KvrelayError, Lost
-from kvrelay.protocol import Heartbeat, Leaving, Message
+from kvrelay.fleet.page_log import PageLog
+from kvrelay.protocol import Heartbeat, Leaving, Message, PageEvents, PageSnapshot, PagesWanted
 from kvrelay.race import until_one_ends
 
 MAX_QUEUED = 4096
 FIRST_RETRY_S = 0.05
 LAST_RETRY_S = 1.0
+PAGES_EVERY_S = 0.01
+"""Changes of pages wait so long for others, so that many pages share a message."""
 GOODBYE_S = 0.5
 """Longest a clean end waits for a router to take the goodbye."""
 
@@ -31,8 +34,11 @@ class Feed:
         registration: Message,
         heartbeat: Callable[[], Heartbeat],
         heartbeat_s: float,
+        pages: PageLog | None = None,
     ) -> None:
-        self._lines = [RouterLine(router, key, sender, registration, heartbeat, heartbeat_s) for router in routers]
+        self._lines = [
+            RouterLine(router, key, sender, registration, heartbeat, heartbeat_s, pages) for router in routers
+        ]
 
     def __repr__(self) -> str:
         return f"<Feed {', '.join(map(repr, self._lines)) or 'to no router'}>"
@@ -71,6 +77,7 @@ class RouterLine:
         registration: Message,
         heartbeat: Callable[[], Heartbeat],
         heartbeat_s: float,
+        pages: PageLog | None = None,
     ) -> None:
         self._router = router
         self._key = key
@@ -80,6 +87,13 @@ class RouterLine:
         self._heartbeat_s = heartbeat_s
         self._queue: deque[Message] = deque(maxlen=MAX_QUEUED)
         self._posted = asyncio.Event()
+        self._log = pages
+        self._pages: Iterator[PageEvents | PageSnapshot | None] = iter(())
+        """What the router has still to hear of the pages here; nothing before it asked."""
+        self._pages_at = 0.0
+        """When their changes are told next."""
+        if pages is not None:
+            pages.watch(self._posted.set)
         self.dropped = 0
         self.is_up = False
 
@@ -113,12 +127,13 @@ class RouterLine:
         try:
             await link.send(self._registration)
             self.is_up = True
-            await until_one_ends(self._send(link), _watch(link))
+            await until_one_ends(self._send(link), self._listen(link))
         except asyncio.CancelledError:
             await self._leave(link)
             raise
         finally:
             self.is_up = False
+            self._pages = iter(())
             link.close()
 
     async def _send(self, link: Channel) -> None:
@@ -130,8 +145,10 @@ class RouterLine:
                 beat_at = loop.time() + self._heartbeat_s
             elif self._queue:
                 await self._send_next(link)
+            elif (pages := self._next_pages(loop.time())) is not None:
+                await link.send(pages, stall_s=self._stall_s)
             else:
-                await self._wait_until(beat_at - loop.time())
+                await self._wait(beat_at, loop.time())
 
     async def _send_next(self, link: Channel) -> None:
         """Send the oldest message; one that was cut off goes first on the next link, if it still has room."""
@@ -149,13 +166,31 @@ class RouterLine:
     def _stall_s(self) -> float:
         return 4 * self._heartbeat_s
 
-    async def _wait_until(self, timeout_s: float) -> None:
+    def _next_pages(self, now: float) -> PageEvents | PageSnapshot | None:
+        if now < self._pages_at:
+            return None
+        pages = next(self._pages, None)
+        if isinstance(pages, PageEvents):
+            self._pages_at = now + PAGES_EVERY_S
+        return pages
+
+    async def _wait(self, beat_at: float, now: float) -> None:
+        """Until something is posted or due. Called when there is nothing to send."""
         self._posted.clear()
+        until = min(beat_at, self._pages_at) if now < self._pages_at else beat_at
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(until - now):
                 await self._posted.wait()
         except TimeoutError:
-            pass  # time for a heartbeat
+            pass  # time for a heartbeat, or for the pages
+
+    async def _listen(self, link: Channel) -> None:
+        """Hear what the router asks for, and notice the end of the link."""
+        while True:
+            message = await link.recv()
+            if isinstance(message, PagesWanted) and self._log is not None:
+                self._pages = self._log.follow(message.after)
+                self._posted.set()
 
     async def _leave(self, link: Channel) -> None:
         us = self._heartbeat()
@@ -164,9 +199,3 @@ class RouterLine:
                 await link.send(Leaving(name=us.name, incarnation=us.incarnation))
         except (Lost, TimeoutError):
             pass  # it will miss our heartbeats instead
-
-
-async def _watch(link: Channel) -> None:
-    """Notice the end of a link on which the router says nothing."""
-    while True:
-        await link.recv()

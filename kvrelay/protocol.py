@@ -9,11 +9,12 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Iterator
+from typing import Annotated
 
 import msgspec
 
 from kvrelay.errors import Malformed, Refused
-from kvrelay.types import PageFormat, PageName, SlotRef, Stage, StoreInfo, Transport, WorkerInfo
+from kvrelay.types import Medium, PageFormat, PageName, SlotRef, Stage, StoreInfo, Transport, WorkerInfo
 
 WIRE_VERSION = 2
 MAX_FRAME_BYTES = 4 << 20
@@ -453,6 +454,42 @@ class TransferEvent(Message, frozen=True, kw_only=True):
     """How often a store began the transfer again, by another link or transport (SENT)."""
 
 
+class PagesWanted(Message, frozen=True, kw_only=True):
+    """A router asks for the page events after number ``after``; -1, or when they are kept no more: for a snapshot."""
+
+    after: int
+
+
+Names = list[Annotated[PageName, msgspec.Meta(min_length=16, max_length=16)]]
+
+
+class PageChange(msgspec.Struct, frozen=True, array_like=True):
+    """Pages that a medium does not have any more, and pages that it has now."""
+
+    medium: Medium
+    removed: Names
+    stored: Names
+
+
+class PageEvents(Message, frozen=True, kw_only=True):
+    """What changed since event ``sequence - 1``, many pages at once. Names only: no token leaves its node."""
+
+    incarnation: str
+    sequence: int
+    changes: list[PageChange]
+
+
+class PageSnapshot(Message, frozen=True, kw_only=True):
+    """Part ``part`` of all pages that there were after event ``sequence``; the ``last`` one may be empty."""
+
+    incarnation: str
+    sequence: int
+    part: int
+    last: bool
+    medium: Medium
+    names: Names
+
+
 AnyMessage = (
     Hello | Challenge | Proof | Rejected | Welcome
     | Attach | Attached | Allocate | Granted | Announce | OpenTransfer | Milestone
@@ -460,6 +497,7 @@ AnyMessage = (
     | PushOpen | PushPages | PushWanted | Segments | Written | Taken | PushDamaged | PushClosed
     | Meet | Met | Join | FindArena | ArenaFound | Probe | Probed | Nudge
     | RegisterWorker | RegisterStore | Heartbeat | Leaving | TransferEvent
+    | PagesWanted | PageEvents | PageSnapshot
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

@@ -45,6 +45,17 @@ class Codec(StrEnum):
     """Rounded to e4m3, with the same scales."""
 
 
+class Medium(StrEnum):
+    """Where a page is kept, fastest first."""
+
+    HBM = "hbm"
+    """An engine's own KV cache, on any device."""
+    MEMORY = "memory"
+    """A node's store, in host memory."""
+    DISK = "disk"
+    OBJECT = "object"
+
+
 class PageFormat(Value, frozen=True, kw_only=True):
     """Shape of a canonical page: ``[layer][kv_head][K|V][token][head_dim]``.
 

@@ -23,14 +23,14 @@ from kvrelay.fleet.flight import (
     SendPrefill,
 )
 from kvrelay.fleet.holdings import Holdings
-from kvrelay.fleet.index import PageIndex
+from kvrelay.fleet.index import PageIndex, store_key
 from kvrelay.fleet.ledger import Ledger, Timeline
 from kvrelay.fleet.lessons import Lessons
 from kvrelay.fleet.loads import Loads
 from kvrelay.fleet.workers import Fleet, Handoff, Roster
 from kvrelay.policy.admit import RETRY_AFTER_S, Turned, admit
 from kvrelay.policy.route import Path
-from kvrelay.protocol import Heartbeat, TransferEvent
+from kvrelay.protocol import Heartbeat, PageEvents, PageSnapshot, PagesWanted, TransferEvent
 from kvrelay.types import Fingerprint, Stage, StoreInfo, WorkerInfo
 
 _LEG_STATES = {Stage.STARTED: LegState.STARTED, Stage.LAST_CHUNK: LegState.LAST_CHUNK}
@@ -79,6 +79,20 @@ class Brain:
         """A store says hello. Raises ``Malformed``, ``Refused``."""
         self.fleet.stores.register(store, now)
 
+    def pages_wanted(self, member: WorkerInfo | StoreInfo, now: float) -> PagesWanted:
+        """``member`` registered over a new link: what to ask it about its pages."""
+        return self.index.open(_holder(member), member.incarnation, now)
+
+    def pages(
+        self, member: WorkerInfo | StoreInfo, message: PageEvents | PageSnapshot, now: float
+    ) -> PagesWanted | None:
+        """What ``member`` has; what to ask it for, when something of that is missing."""
+        current = self._roster(member).get(member.name)
+        if current is None or current.left or current.info.incarnation != member.incarnation:
+            self.index.stale += 1
+            return None
+        return self.index.take(_holder(member), member.incarnation, message, now)
+
     def link(self, member: WorkerInfo | StoreInfo, opened: int) -> None:
         """A link over which ``member`` registered is open (1) or has ended (-1)."""
         self._roster(member).link(member.name, member.incarnation, opened)
@@ -94,7 +108,8 @@ class Brain:
     def leaving(self, member: WorkerInfo | StoreInfo) -> list[Command]:
         """A clean goodbye."""
         if isinstance(member, StoreInfo):
-            self.fleet.stores.leave(member.name, member.incarnation)
+            if self.fleet.stores.leave(member.name, member.incarnation):
+                self.index.drop(_holder(member))
             return []
         if not self.fleet.workers.leave(member.name, member.incarnation):
             return []
@@ -105,18 +120,21 @@ class Brain:
         """Time passed: notice silent members and silent prefills."""
         commands: list[Command] = []
         for worker in self.fleet.workers.expire(now):
+            self.index.drop(worker.name)
             # Silence is no proof of death: D's running streams are left alone, a prefill is cheap to do elsewhere.
             commands += self._abandon(worker.name, decode_too=False)
         for worker in self.fleet.workers.given_up(now):
             # At every tick: what is sent there meanwhile by a request that chose it earlier would hang as well.
             commands += self._abandon(worker.name, decode_too=True)
-        self.fleet.stores.expire(now)
+        for store in self.fleet.stores.expire(now):
+            self.index.drop(_holder(store))
         known = [member.info.name for member in self.fleet.workers]
         self.loads.keep_only(known)
         stores = [member.info.name for member in self.fleet.stores]
         self.loads.links.keep_only(stores)
         self._holdings.keep_only(known, stores)
         self.experience.keep_only(known)
+        self.index.tick(now)
         for flight in self._flights.values():
             if now - flight.heard_s > self._transfer_wait_s:
                 commands += self._dispatch(flight)
@@ -353,3 +371,8 @@ class Brain:
         flights = self._flights.values()
         prefills = [reservation for flight in flights for reservation in flight.prefill_reservations()]
         self.loads.check(prefills, [flight.decode for flight in flights])
+
+
+def _holder(member: WorkerInfo | StoreInfo) -> str:
+    """Name of a member in the index."""
+    return member.name if isinstance(member, WorkerInfo) else store_key(member.name)

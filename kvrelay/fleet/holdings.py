@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvrelay.fleet.index import PageIndex
+from kvrelay.fleet.index import PageIndex, store_key
 from kvrelay.fleet.links import Links
 from kvrelay.fleet.workers import Fleet
 from kvrelay.policy.cost import Integers, Source
@@ -70,8 +70,3 @@ class Holdings:
     def _store(self, worker: WorkerInfo) -> StoreInfo | None:
         member = self._fleet.stores.get(worker.store)
         return member.info if member is not None and not member.left else None
-
-
-def store_key(name: str) -> str:
-    """Name of a store in the index, where a worker may be called like it."""
-    return f"\0{name}"

@@ -10,10 +10,23 @@ from kvrelay.channel import Channel
 from kvrelay.errors import Malformed, Refused
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.flight import Command
-from kvrelay.protocol import Heartbeat, Leaving, Message, RegisterStore, RegisterWorker, TransferEvent
+from kvrelay.protocol import (
+    Heartbeat,
+    Leaving,
+    Message,
+    PageEvents,
+    PageSnapshot,
+    PagesWanted,
+    RegisterStore,
+    RegisterWorker,
+    TransferEvent,
+)
 from kvrelay.types import StoreInfo, WorkerInfo
 
 Member = WorkerInfo | StoreInfo
+
+ASK_STALL_S = 2.0
+"""A member that does not even take a question loses its link."""
 
 
 class FeedServer:
@@ -42,14 +55,19 @@ class FeedServer:
             member = self._register(await channel.recv())
             self._brain.link(member, 1)
             try:
+                await self._ask(channel, self._brain.pages_wanted(member, self._clock()))
                 while True:
-                    self._take(member, await channel.recv())
+                    await self._ask(channel, self._take(member, await channel.recv()))
             finally:
                 self._brain.link(member, -1)
         except Refused:
             pass  # it may dial again; the brain counts it
         finally:
             self._links -= 1
+
+    async def _ask(self, channel: Channel, question: PagesWanted | None) -> None:
+        if question is not None:
+            await channel.send(question, stall_s=ASK_STALL_S)
 
     def _renew(self, member: Member, beat: Heartbeat) -> None:
         current = self._brain.heartbeat(member, beat, self._clock())
@@ -69,7 +87,9 @@ class FeedServer:
             case _:
                 raise Malformed(f"{type(message).__name__} came before a registration; register first")
 
-    def _take(self, member: Member, message: Message) -> None:
+    def _take(self, member: Member, message: Message) -> PagesWanted | None:
+        if isinstance(message, PageEvents | PageSnapshot):
+            return self._brain.pages(member, message, self._clock())
         match message:
             case RegisterWorker(worker=worker) if _is_same(worker, member):
                 self._register(message)  # it got other weights
@@ -81,6 +101,7 @@ class FeedServer:
                 self._obey(self._brain.transfer_event(message, self._clock()))
             case _:
                 raise Malformed(f"{type(message).__name__} is not for {member.name} to send here")
+        return None
 
 
 def _is_same(worker: WorkerInfo, member: Member) -> bool:

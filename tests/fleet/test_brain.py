@@ -188,7 +188,7 @@ def test_what_was_sent_to_workers_whose_names_are_forgotten_is_forgotten_too() -
         begin(brain, ask(f"r{number}", names=names), now)
         brain.finish(f"r{number}", status=200, output_tokens=1, now=now)
         brain.tick(now)
-    assert repr(brain.index) == "<PageIndex 1 workers, 25 pages>"
+    assert repr(brain.index) == "<PageIndex 1 holders, 0 pages, 25 sent>"
 
 
 def test_a_decision_keeps_what_each_candidate_would_have_cost() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvrelay.identity import NAMING_VERSION
-from kvrelay.types import Engine, Fingerprint, PageFormat, Role, StoreInfo, WorkerInfo
+from kvrelay.types import Engine, Fingerprint, PageFormat, PageName, Role, StoreInfo, WorkerInfo
 
 
 def fingerprint(weights: str = "w1", dtype: str = "bfloat16") -> Fingerprint:
@@ -45,3 +45,8 @@ def worker(
 
 def store(name: str = "s1", address: str = "127.0.0.1:9001", incarnation: str = "i1") -> StoreInfo:
     return StoreInfo(name=name, incarnation=incarnation, address=address, capacity_bytes=1 << 20)
+
+
+def names(*numbers: int) -> list[PageName]:
+    """Page names that are as good as any."""
+    return [PageName(number.to_bytes(16, "little")) for number in numbers]

@@ -1,0 +1,58 @@
+"""Pages that were sent to a worker and not reported by it yet: a promise, or all that is known of a worker that reports
+nothing. It must never count as proof that a page exists."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+from kvrelay.types import PageName
+
+
+class SentPages:
+    """Names sent to one incarnation of a worker; the least recently sent go when there are too many or time passes."""
+
+    def __init__(self, incarnation: str, limit: int) -> None:
+        self.incarnation = incarnation
+        self.turned_s = 0.0
+        """When ``turn`` was called last; the caller's."""
+        self._limit = max(1, limit)
+        self._turn = 0
+        self._names: OrderedDict[PageName, int] = OrderedDict()
+        """In which turn each was sent last."""
+
+    def __repr__(self) -> str:
+        return f"<SentPages {len(self._names)}/{self._limit} of {self.incarnation}>"
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __contains__(self, name: PageName) -> bool:
+        return name in self._names
+
+    def add(self, names: Sequence[PageName]) -> None:
+        # Deepest first, so that a chain's root is the last to be forgotten: pages without their parents are no prefix.
+        for name in reversed(names):
+            self._names[name] = self._turn
+            self._names.move_to_end(name)
+        while len(self._names) > self._limit:
+            self._names.popitem(last=False)
+
+    def prefix(self, names: Sequence[PageName]) -> int:
+        """How many of ``names``, from the first on, were sent here."""
+        for count, name in enumerate(names):
+            if name not in self._names:
+                return count
+        return len(names)
+
+    def settle(self, names: Iterable[PageName]) -> None:
+        """The worker said itself what became of ``names``."""
+        if self._names:
+            for name in names:
+                self._names.pop(name, None)
+
+    def turn(self) -> None:
+        """Forget what was sent before the last call: nothing lives for more than two turns."""
+        while self._names and next(iter(self._names.values())) < self._turn:
+            self._names.popitem(last=False)
+        self._turn += 1
