@@ -4,8 +4,6 @@ a random number; the router and the simulator are rims around it."""
 from __future__ import annotations
 
 from kvrelay.errors import Overloaded
-from kvrelay.fleet.actual import actual
-from kvrelay.fleet.calibration import Calibration
 from kvrelay.fleet.chooser import Chooser, Pick, longest_prompt
 from kvrelay.fleet.experience import Experience
 from kvrelay.fleet.flight import (
@@ -27,6 +25,7 @@ from kvrelay.fleet.index import PageIndex, store_key
 from kvrelay.fleet.ledger import Ledger, Timeline
 from kvrelay.fleet.lessons import Lessons
 from kvrelay.fleet.loads import Loads
+from kvrelay.fleet.outcomes import Outcomes
 from kvrelay.fleet.workers import Fleet, Handoff, Roster
 from kvrelay.policy.admit import RETRY_AFTER_S, Turned, admit
 from kvrelay.policy.route import Path
@@ -46,10 +45,12 @@ class Brain:
         self.index = PageIndex()
         self.ledger = Ledger()
         self.experience = Experience(self.loads.links)
-        self.calibration = Calibration()
-        self._lessons = Lessons(self.experience, self.loads)
         self._holdings = Holdings(self.fleet, self.index, self.loads.links)
-        self._chooser = Chooser(self.fleet, self.loads, self._holdings, self.experience, local_prefill=local_prefill)
+        self.outcomes = Outcomes(self.fleet, self._holdings, Lessons(self.experience, self.loads))
+        breakers = self.outcomes.breakers
+        self._chooser = Chooser(
+            self.fleet, self.loads, self._holdings, self.experience, breakers, local_prefill=local_prefill
+        )
         self._flights: dict[str, Flight] = {}
         self.unknown_transfers = 0
         """Milestones of transfers that this router does not know (any more)."""
@@ -72,6 +73,7 @@ class Brain:
         self.experience.join(worker)
         if not is_reborn:
             return []
+        self.outcomes.breakers.forget(worker.name)
         self.index.drop(worker.name)
         return self._abandon(worker.name, decode_too=True)
 
@@ -133,6 +135,7 @@ class Brain:
         stores = [member.info.name for member in self.fleet.stores]
         self.loads.links.keep_only(stores)
         self._holdings.keep_only(known, stores)
+        self.outcomes.breakers.keep_only(known)
         self.experience.keep_only(known)
         self.index.tick(now)
         for flight in self._flights.values():
@@ -162,7 +165,11 @@ class Brain:
     def begin(self, ask: Ask, now: float) -> Plan:
         """Choose and reserve for a new request. Raises ``Overloaded``."""
         ground = self._chooser.ground(ask.facts.model, now)
-        verdict = admit(in_flight=self.in_flight, decoders=len(ground.writers))
+        verdict = admit(
+            in_flight=self.in_flight,
+            decoders=len(ground.writers),
+            back_in_s=0.0 if ground.writers else self._back_in_s(ask.facts.model, now),
+        )
         if isinstance(verdict, Turned):
             raise Overloaded(verdict.reason, verdict.after_s)
         pick = self._chooser.begin(ask, ground, now)
@@ -177,6 +184,11 @@ class Brain:
         flight.timeline.mark("routed", now)
         return Plan(path=flight.path, local_reason=reason, prefills=orders)
 
+    def _back_in_s(self, model: str, now: float) -> float:
+        """When the first of the workers that fail is tried again."""
+        decoders = [worker.name for worker in self.fleet.serving(model, now) if worker.role.decodes]
+        return self.outcomes.breakers.wait_s(decoders, now)
+
     def _open(self, ask: Ask, pick: Pick, now: float) -> Flight:
         facts = ask.facts
         timeline = Timeline(facts.request_id, ask.tenant, ask.received_s, prompt_tokens=sum(facts.prompt_tokens))
@@ -187,6 +199,7 @@ class Brain:
         flight = Flight(ask=ask, timeline=timeline, decode=reservation, aimed_at=pick.decode, heard_s=now)
         flight.tried_decode.add(pick.decode.name)
         self.loads.reserve_decode(reservation, now)
+        self.outcomes.decode_sent(pick.decode.name)
         self._flights[facts.request_id] = flight
         self.ledger.open(timeline)
         return flight
@@ -216,9 +229,8 @@ class Brain:
         assert pick.handoff is not None, "only pairs are chosen"
         attempt = len(leg.tried)
         reservation = self._chooser.prefill_reservation(leg, pick, f"{flight.request_id}/{leg.index}/{attempt}")
-        self._lessons.sent(leg, reservation, now)
+        self.outcomes.prefill_sent(leg, reservation, pick.prefill, now)
         self.loads.reserve_prefill(reservation, now)
-        self._holdings.engine_got(pick.prefill, leg.names)
         leg.send(reservation)
         self.ledger.own(flight.request_id, leg.transfer, leg.prompt_tokens, attempt)
         flight.timeline.prefill_worker = pick.prefill.name
@@ -243,22 +255,20 @@ class Brain:
         leg = flight.legs[index]
         leg.reached(LegState.FINISHED, now)
         leg.cached_tokens = min(cached_tokens, leg.prompt_tokens)
-        self._lessons.computed(leg, now)
-        self._computed_at(leg)
+        self.outcomes.prefill_finished(leg, now)
         self._release(leg, now)
         flight.timeline.computed(leg.transfer, now)
         flight.heard_s = now
         return self._dispatch_if_ready(flight)
 
-    def _computed_at(self, leg: PromptLeg) -> None:
-        prefill = self.fleet.workers.get(leg.reservation.worker) if leg.reservation is not None else None
-        if prefill is not None:
-            self._holdings.store_got(prefill.info, leg.names)
+    def prefill_failed(self, request_id: str, index: int, now: float, *, blamed: bool = True) -> list[Command]:
+        """P refused, reset or vanished: another P, unless D is already at work; without one D computes the prompt.
 
-    def prefill_failed(self, request_id: str, index: int, now: float) -> list[Command]:
-        """P refused, reset or vanished: another P, unless D is already at work; without one D computes the prompt."""
+        Not ``blamed``: the router called it off, or the request itself was at fault.
+        """
         flight = self._flights[request_id]
         leg = flight.legs[index]
+        self.outcomes.prefill_failed(leg, now, blamed=blamed)
         self._release(leg, now)
         leg.state = LegState.FAILED
         flight.timeline.lost(leg.transfer)
@@ -325,12 +335,14 @@ class Brain:
     def decode_refused(self, request_id: str, now: float) -> bool:
         """D failed before its first byte reached the client; False when no other D is left."""
         flight = self._flights[request_id]
+        self.outcomes.decode_refused(flight, now)
         pick = self._chooser.decode(flight.ask, flight.tried_decode, now)
         if pick is None:
             return False
         self.loads.release_decode(flight.decode, now)
         flight.decode = pick.decode_reservation(flight.ask)
         self.loads.reserve_decode(flight.decode, now)
+        self.outcomes.decode_sent(pick.decode.name)
         flight.tried_decode.add(pick.decode.name)
         flight.timeline.decode_worker = pick.decode.name
         flight.timeline.decide("decode", pick.decision)
@@ -339,13 +351,8 @@ class Brain:
     def first_token(self, request_id: str, now: float) -> None:
         flight = self._flights[request_id]
         flight.timeline.mark_first("first_token", now)
-        self._lessons.first_token(flight, now)
+        self.outcomes.first_token(flight, now)
         self.loads.computed(flight.decode, now)
-        decode = self.fleet.workers.get(flight.decode.worker)
-        if decode is not None:
-            for names in flight.ask.facts.page_names:
-                self._holdings.engine_got(decode.info, names)
-                self._holdings.store_got(decode.info, names)
 
     def cached_tokens(self, request_id: str) -> int | None:
         """What the answer's usage says was cached; None: D's own count is right."""
@@ -354,15 +361,13 @@ class Brain:
     def finish(self, request_id: str, *, status: int, output_tokens: int, now: float) -> Timeline:
         """The request is over, however it ended: everything it reserved is given back."""
         flight = self._flights.pop(request_id)
-        for leg in flight.legs:
-            self._release(leg, now)
         timeline = flight.timeline
         timeline.status, timeline.output_tokens = status, output_tokens
         timeline.cached_tokens = flight.cached_tokens
         timeline.mark("finished", now)
-        self._lessons.finished(flight, now)
-        if status == 200 and flight.went_as_planned:
-            self.calibration.add(timeline.decisions[0][1], actual(timeline, flight.ask.sequences))
+        self.outcomes.finished(flight, now)
+        for leg in flight.legs:
+            self._release(leg, now)
         self.loads.release_decode(flight.decode, now)
         return timeline
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from collections import deque
 
-import numpy as np
-
 from kvrelay.fleet.actual import Actual
+from kvrelay.policy.fit import quantile_of
 from kvrelay.policy.route import Decision
 
 KEPT = 256
@@ -43,7 +42,7 @@ class Calibration:
     def error(self, what: str, quantile: float) -> float:
         """Quantile of ``|predicted - seen| / seen`` of the last ones; 1 when nothing was seen."""
         errors = self._errors[what]
-        return float(np.quantile(list(errors), quantile)) if errors else 1.0
+        return quantile_of(errors, quantile) if errors else 1.0
 
 
 def regret_s(decision: Decision, ttft_s: float) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
+from kvrelay.fleet.breakers import Breakers
 from kvrelay.fleet.experience import Experience
 from kvrelay.fleet.flight import Ask, PromptLeg
 from kvrelay.fleet.ground import Ground, Grounds
@@ -48,14 +49,21 @@ class Chooser:
     """Read-only view of fleet, loads, holdings and experience."""
 
     def __init__(
-        self, fleet: Fleet, loads: Loads, holdings: Holdings, experience: Experience, *, local_prefill: bool
+        self,
+        fleet: Fleet,
+        loads: Loads,
+        holdings: Holdings,
+        experience: Experience,
+        breakers: Breakers,
+        *,
+        local_prefill: bool,
     ) -> None:
         self._fleet = fleet
         self._loads = loads
         self._holdings = holdings
         self._experience = experience
         self._local_prefill = local_prefill
-        self._grounds = Grounds(fleet, loads.links)
+        self._grounds = Grounds(fleet, loads.links, breakers)
 
     def __repr__(self) -> str:
         return f"<Chooser over {self._fleet!r}>"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kvrelay.fleet.breakers import Breakers
 from kvrelay.fleet.links import Links
 from kvrelay.fleet.workers import Fleet, Handoff
 from kvrelay.policy.cost import Flags, Integers
@@ -30,8 +31,9 @@ class Ground:
 class Grounds:
     """The last ground of every model."""
 
-    def __init__(self, fleet: Fleet, links: Links) -> None:
+    def __init__(self, fleet: Fleet, links: Links, breakers: Breakers) -> None:
         self._fleet = fleet
+        self._breakers = breakers
         self._links = links
         self._kept: dict[str, tuple[tuple[list[WorkerInfo], list[str]], Ground]] = {}
 
@@ -39,8 +41,9 @@ class Grounds:
         return f"<Grounds of {', '.join(sorted(self._kept)) or 'no model'}>"
 
     def of(self, model: str, now: float) -> Ground:
-        """The ground of all usable workers of ``model``."""
-        workers = self._fleet.serving(model, now)
+        """The ground of all usable workers of ``model`` whose breakers let a request through."""
+        allowed = self._breakers.allows
+        workers = [worker for worker in self._fleet.serving(model, now) if allowed(worker.name, now)]
         stores = [store.name for store in self._fleet.stores.usable(now)]
         known = self._kept.get(model)
         # Infos are compared by identity first, so this takes microseconds.

@@ -104,6 +104,7 @@ def _worker(brain: Brain, member: Member[WorkerInfo], now: float) -> dict[str, o
         "role": member.info.role.value,
         "model": member.info.model,
         "store": member.info.store,
+        "breaker": brain.outcomes.breakers.of(name).state.value,
         "queued_prefill_tokens": brain.loads.queued_tokens[name],
         "decode_sequences": brain.loads.sequences[name],
         "reserved_kv_tokens": brain.loads.kv_tokens[name],

@@ -20,10 +20,14 @@ class Turned(Value, frozen=True, kw_only=True):
     after_s: float = RETRY_AFTER_S
 
 
-def admit(*, in_flight: int, decoders: int, limit: int = MAX_IN_FLIGHT) -> Accepted | Turned:
-    """Whether one more request may enter, given ``decoders`` usable workers that can answer it."""
+def admit(*, in_flight: int, decoders: int, back_in_s: float = 0.0, limit: int = MAX_IN_FLIGHT) -> Accepted | Turned:
+    """Whether one more request may enter, given ``decoders`` usable workers that can answer it.
+
+    Without any, the first that only failed too often is tried again in ``back_in_s``.
+    """
     if decoders == 0:
-        return Turned(reason="no worker that can write answers is ready; retry, or look at /health for why")
+        why = "no worker that can write answers is ready; retry, or look at /health for why"
+        return Turned(reason=why, after_s=max(RETRY_AFTER_S, back_in_s))
     if in_flight >= limit:
         return Turned(reason=f"{in_flight} requests are in flight, the most this router takes; retry later")
     return Accepted()

@@ -150,7 +150,9 @@ class Exchange:
         if error is None and not task.cancelled():
             self._obey(self._brain.prefill_finished(self._id, index, task.result(), self._clock()))
         elif error is None or isinstance(error, Lost) or self._go.done():
-            self._obey(self._brain.prefill_failed(self._id, index, self._clock()))
+            # Only a lost worker is to blame: a leg that was called off says nothing, nor does a request that is wrong.
+            blamed = isinstance(error, Lost)
+            self._obey(self._brain.prefill_failed(self._id, index, self._clock(), blamed=blamed))
         else:
             self._go.set_exception(error)
 

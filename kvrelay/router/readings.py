@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 from kvrelay.channel import Listener
 from kvrelay.fleet.brain import Brain
+from kvrelay.policy.breaker import State
 
 Reading = tuple[str, str, dict[str, str], float]
 
@@ -29,6 +30,8 @@ class BrainReadings:
         yield "kvrelay_in_flight", "Requests in flight.", {}, brain.in_flight
         yield "kvrelay_stale_heartbeats_total", "Heartbeats of unknown or dead incarnations.", {}, stale
         yield "kvrelay_unknown_transfers_total", "Milestones of unknown transfers.", {}, brain.unknown_transfers
+        opened = self._brain.outcomes.breakers.opened
+        yield "kvrelay_breakers_opened_total", "Times that failures began to keep requests away.", {}, opened
         yield "kvrelay_registrations_refused_total", "Registrations under the name of a live member.", {}, ghosts
         yield from self._predictions()
         yield from self._control()
@@ -36,7 +39,7 @@ class BrainReadings:
         yield from self._stores()
 
     def _predictions(self) -> Iterator[Reading]:
-        seen = self._brain.calibration
+        seen = self._brain.outcomes.calibration
         for what in ("ttft", "tpot"):
             for quantile in ("0.5", "0.9"):
                 labels = {"what": what, "quantile": quantile}
@@ -59,6 +62,8 @@ class BrainReadings:
             who = {"worker": name, "role": member.info.role.value}
             ready = self._brain.fleet.workers.is_usable(name, now)
             yield "kvrelay_worker_ready", "1 when the worker gets work.", who, ready
+            shut = self._brain.outcomes.breakers.of(name).state is not State.CLOSED
+            yield "kvrelay_worker_breaker_open", "1 when its failures keep requests away.", who, shut
             yield "kvrelay_prefill_queued_tokens", "Uncached tokens promised to P.", who, loads.queued_tokens[name]
             yield "kvrelay_decode_sequences", "Sequences promised by D.", who, loads.sequences[name]
             yield "kvrelay_decode_kv_tokens", "KV promised by D, in tokens.", who, loads.kv_tokens[name]

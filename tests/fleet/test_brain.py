@@ -26,8 +26,8 @@ def ask(
     return Ask(facts=facts, received_s=0.0, **more)  # type: ignore[arg-type]
 
 
-def fleet(prefill: int = 1, decode: int = 1, both: int = 0) -> Brain:
-    brain = Brain(dead_after_s=2.0, transfer_wait_s=10.0)
+def fleet(prefill: int = 1, decode: int = 1, both: int = 0, *, dead_after_s: float = 2.0) -> Brain:
+    brain = Brain(dead_after_s=dead_after_s, transfer_wait_s=10.0)
     brain.register_store(store(), 0.0)
     for role, count in ((Role.PREFILL, prefill), (Role.DECODE, decode), (Role.BOTH, both)):
         for number in range(count):
@@ -294,28 +294,31 @@ def test_each_d_is_tried_once() -> None:
     assert sorted(seen) == ["decode-0", "decode-1", "decode-2"]
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_ten_thousand_requests_with_faults_leave_nothing_behind() -> None:
-    brain, chance = fleet(prefill=3, decode=3), random.Random(1)
+    brain, chance = fleet(prefill=3, decode=3, dead_after_s=1e9), random.Random(1)
     open_requests: list[tuple[str, Plan]] = []
     for number in range(10_000):
-        name = f"r{number}"
-        open_requests.append((name, begin(brain, ask(name, (chance.randint(1, 500),) * chance.randint(1, 2)))))
+        name, now = f"r{number}", float(number)
+        open_requests.append((name, begin(brain, ask(name, (chance.randint(1, 500),) * chance.randint(1, 2)), now)))
         for order in open_requests[-1][1].prefills:
             fate = chance.random()
             if fate < 0.1:
-                brain.prefill_failed(name, order.index, 0.0)
+                brain.prefill_failed(name, order.index, now)
             elif fate < 0.6:
-                brain.transfer_event(says(order.transfer, chance.choice(list(Stage))), 0.0)
+                brain.transfer_event(says(order.transfer, chance.choice(list(Stage))), now)
             elif fate < 0.9:
-                brain.prefill_finished(name, order.index, 3, 0.0)
+                brain.prefill_finished(name, order.index, 3, now)
         if chance.random() < 0.1:
-            brain.decode_refused(name, 0.0)
+            brain.decode_refused(name, now)
         if len(open_requests) > 50:
             done, _ = open_requests.pop(chance.randrange(50))
-            brain.finish(done, status=200, output_tokens=1, now=0.0)
+            brain.decode_order(done, now)
+            brain.finish(done, status=200, output_tokens=1, now=now)
     brain.check_invariants()
     for name, _ in open_requests:
-        brain.finish(name, status=499, output_tokens=0, now=0.0)
+        brain.finish(name, status=499, output_tokens=0, now=now)
     brain.check_invariants()
     assert (brain.in_flight, repr(brain.loads)) == (0, "<Loads 0 prefill legs, 0 sequences>")
     assert repr(brain.ledger).startswith("<Ledger 1000/1000")
@@ -336,3 +339,73 @@ def test_a_hot_prefix_spreads_when_its_worker_queues() -> None:
             brain.prefill_finished(done, 0, 0, 0.0)
             brain.finish(done, status=200, output_tokens=1, now=0.0)
     assert max(chosen.values()) <= 2 * 400 / 4
+
+
+def refuse(brain: Brain, name: str, now: float) -> None:
+    """One request whose only D answers with a 5xx."""
+    begin(brain, ask(name), now)
+    brain.decode_order(name, now)
+    assert not brain.decode_refused(name, now)
+    brain.finish(name, status=503, output_tokens=0, now=now)
+
+
+def test_fifty_refusals_of_requests_do_not_open_a_breaker() -> None:
+    brain = fleet(prefill=0)
+    for number in range(50):
+        begin(brain, ask(f"r{number}"))
+        brain.decode_order(f"r{number}", 0.0)
+        brain.finish(f"r{number}", status=400, output_tokens=0, now=0.0)
+    assert repr(brain.outcomes.breakers) == "<Breakers open: none>"
+
+
+def test_failures_of_a_d_open_its_breaker_and_one_good_answer_closes_it() -> None:
+    brain = fleet(prefill=0)
+    for number in range(5):
+        refuse(brain, f"r{number}", 0.0)
+    with pytest.raises(Overloaded) as refused:
+        brain.begin(ask("r5"), 0.5)
+    assert refused.value.after_s == 1.0
+    begin(brain, ask("probe"), 1.0)
+    with pytest.raises(Overloaded):
+        brain.begin(ask("r6"), 1.0)  # one at a time
+    brain.first_token("probe", 1.1)
+    begin(brain, ask("r7"), 1.1)
+    brain.check_invariants()
+
+
+def test_while_every_p_fails_d_computes_prompts_itself() -> None:
+    brain = fleet()
+    for number in range(5):
+        begin(brain, ask(f"r{number}"))
+        assert brain.prefill_failed(f"r{number}", 0, 0.0) == [DispatchDecode(request_id=f"r{number}")]
+    plan = begin(brain, ask("local"))
+    assert (plan.path, plan.local_reason) == (Path.LOCAL, "no_prefill")
+    assert begin(brain, ask("probe"), 1.0).path is Path.REMOTE_PREFILL
+    assert begin(brain, ask("local too"), 1.0).path is Path.LOCAL
+    brain.prefill_finished("probe", 0, 0, 1.1)
+    assert begin(brain, ask("split"), 1.1).path is Path.REMOTE_PREFILL
+
+
+def test_a_prefill_that_was_called_off_blames_nobody() -> None:
+    brain = fleet()
+    for number in range(50):
+        begin(brain, ask(f"r{number}"))
+        brain.prefill_failed(f"r{number}", 0, 0.0, blamed=False)
+    assert begin(brain, ask("split")).path is Path.REMOTE_PREFILL
+
+
+def test_a_probe_whose_client_went_away_makes_room_for_another() -> None:
+    brain = fleet(prefill=0)
+    for number in range(5):
+        refuse(brain, f"r{number}", 0.0)
+    begin(brain, ask("probe"), 1.0)
+    brain.finish("probe", status=499, output_tokens=0, now=1.1)
+    begin(brain, ask("another"), 1.1)
+
+
+def test_a_restarted_worker_has_a_clean_record() -> None:
+    brain = fleet(prefill=0)
+    for number in range(5):
+        refuse(brain, f"r{number}", 0.0)
+    brain.register_worker(worker("decode-0", Role.DECODE, incarnation="i2"), 0.1)
+    begin(brain, ask("fresh"), 0.1)

@@ -302,3 +302,46 @@ async def test_a_milestone_of_an_unknown_transfer_is_counted(cluster: Cluster) -
     await cluster.members["s1"].event("nobody/0/0", Stage.LOADED)
     await until(lambda: cluster.router.brain.unknown_transfers == 1)
     assert await cluster.metric("kvrelay_unknown_transfers_total") == 1
+
+
+async def test_fifty_client_errors_open_no_breaker(cluster: Cluster) -> None:
+    _, decode = await cluster.split()
+    decode.refuse, decode.refusal = 400, b'{"error":{"message":"no","code":400}}'
+    for _ in range(50):
+        status, _, _ = await cluster.post("/v1/completions", {"model": "tiny", "prompt": "x"})
+        assert status == 400
+    decode.refuse = 0
+    await cluster.complete()
+    assert await cluster.metric("kvrelay_breakers_opened_total") == 0
+
+
+async def test_an_open_breaker_answers_at_once_and_closes_after_one_good_probe(cluster: Cluster) -> None:
+    prefill, decode = await cluster.split()
+    decode.refuse = 500
+    for _ in range(50):
+        status, _, headers = await cluster.post("/v1/completions", {"model": "tiny", "prompt": "x"})
+        assert (status, int(headers["retry-after"]) >= 1) == (503, True)
+    assert await cluster.metric("kvrelay_breakers_opened_total") == 1
+    asked = len(decode.bodies()), len(prefill.bodies())
+    assert asked[0] < 10
+    start = time.monotonic()
+    status, answer, _ = await cluster.post("/v1/completions", {"model": "tiny", "prompt": "x"})
+    assert time.monotonic() - start < 0.5  # it takes about a millisecond
+    assert status == 503
+    assert "ready" in answer["error"]["message"]
+    # No half of a hand-off either: no P computes for an answer that nobody will write.
+    assert (len(decode.bodies()), len(prefill.bodies())) == asked
+    decode.refuse = 0
+    await until(lambda: cluster.router.brain.outcomes.breakers.allows("d1", time.monotonic()))
+    await cluster.complete()
+    assert await cluster.metric('kvrelay_worker_breaker_open{role="decode",worker="d1"}') == 0
+
+
+async def test_while_every_p_fails_d_computes_the_prompts_without_asking_them(cluster: Cluster) -> None:
+    prefill, decode = await cluster.split()
+    prefill.refuse = 500
+    for _ in range(20):
+        await cluster.complete()
+    assert len(prefill.bodies()) < 10
+    assert len(decode.bodies()) == 20
+    assert await cluster.metric('kvrelay_local_requests_total{reason="no_prefill"}') > 0

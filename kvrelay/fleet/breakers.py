@@ -1,0 +1,58 @@
+"""The breakers of all workers. It must never keep one longer than its worker's incarnation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvrelay.policy.breaker import Breaker, State
+
+
+class Breakers:
+    """By worker; who never failed has none."""
+
+    def __init__(self) -> None:
+        self._breakers: dict[str, Breaker] = {}
+        self.opened = 0
+        """How often one was opened by a worker that had been thought well."""
+
+    def __repr__(self) -> str:
+        kept = sorted(name for name, breaker in self._breakers.items() if breaker.state is not State.CLOSED)
+        return f"<Breakers open: {', '.join(kept) or 'none'}>"
+
+    def of(self, worker: str) -> Breaker:
+        return self._breakers.get(worker, Breaker())
+
+    def allows(self, worker: str, now: float) -> bool:
+        breaker = self._breakers.get(worker)
+        return breaker is None or breaker.allows(now)
+
+    def wait_s(self, workers: Iterable[str], now: float) -> float:
+        """Seconds until the first of ``workers`` may be tried; 0 without any."""
+        return min((self.of(worker).wait_s(now) for worker in workers), default=0.0)
+
+    def sent(self, worker: str) -> None:
+        if worker in self._breakers:
+            self._breakers[worker] = self._breakers[worker].sent()
+
+    def succeeded(self, worker: str) -> None:
+        self._breakers.pop(worker, None)
+
+    def failed(self, worker: str, now: float) -> None:
+        """It refused with a 5xx, hung up or could not be reached."""
+        before = self.of(worker)
+        after = self._breakers[worker] = before.failed(now)
+        self.opened += before.state is State.CLOSED and after.state is State.OPEN
+
+    def gave_up(self, worker: str, now: float) -> None:
+        """A request there ended before it could succeed or fail."""
+        if worker in self._breakers:
+            self._breakers[worker] = self._breakers[worker].gave_up(now)
+
+    def forget(self, worker: str) -> None:
+        """It was restarted."""
+        self._breakers.pop(worker, None)
+
+    def keep_only(self, workers: Iterable[str]) -> None:
+        """Drop those of workers that nobody knows any more."""
+        for worker in self._breakers.keys() - set(workers):
+            del self._breakers[worker]

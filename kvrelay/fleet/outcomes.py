@@ -1,0 +1,99 @@
+"""What every outcome of a leg tells: of the worker's health, of what it holds now, of how long things take. It must
+never change what is reserved; the brain does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvrelay.fleet.actual import actual
+from kvrelay.fleet.breakers import Breakers
+from kvrelay.fleet.calibration import Calibration
+from kvrelay.fleet.flight import Flight, PromptLeg
+from kvrelay.fleet.holdings import Holdings
+from kvrelay.fleet.lessons import Lessons
+from kvrelay.fleet.loads import PrefillReservation
+from kvrelay.fleet.workers import Fleet
+from kvrelay.types import PageName, WorkerInfo
+
+CLIENT_CLOSED = 499
+BROKEN_STREAM = 502
+"""The only 5xx that blames the D of a request that is over: refusals of others were counted when they came."""
+
+
+class Outcomes:
+    """Tells each of them."""
+
+    def __init__(self, fleet: Fleet, holdings: Holdings, lessons: Lessons) -> None:
+        self._fleet = fleet
+        self._holdings = holdings
+        self._lessons = lessons
+        self.breakers = Breakers()
+        self.calibration = Calibration()
+
+    def __repr__(self) -> str:
+        return f"<Outcomes {self.breakers!r}, {self.calibration!r}>"
+
+    def prefill_sent(self, leg: PromptLeg, reservation: PrefillReservation, worker: WorkerInfo, now: float) -> None:
+        """``leg`` goes to ``worker``, which is about to hold its prompt."""
+        self.breakers.sent(worker.name)
+        self._lessons.sent(leg, reservation, now)
+        self._holdings.engine_got(worker, leg.names)
+
+    def prefill_finished(self, leg: PromptLeg, now: float) -> None:
+        """P answered."""
+        worker = self._prefiller(leg)
+        if worker is None:
+            return
+        self.breakers.succeeded(worker.name)
+        self._lessons.computed(leg, now)
+        self._holdings.store_got(worker, leg.names)
+
+    def prefill_failed(self, leg: PromptLeg, now: float, *, blamed: bool) -> None:
+        """P refused, reset or vanished; not ``blamed`` when the router called it off or the request was at fault."""
+        worker = self._prefiller(leg)
+        if worker is not None:
+            (self.breakers.failed if blamed else self.breakers.gave_up)(worker.name, now)
+
+    def _prefiller(self, leg: PromptLeg) -> WorkerInfo | None:
+        member = self._fleet.workers.get(leg.reservation.worker) if leg.reservation is not None else None
+        return member.info if member is not None else None
+
+    def decode_sent(self, worker: str) -> None:
+        """A request's answer is to come from ``worker``."""
+        self.breakers.sent(worker)
+
+    def decode_refused(self, flight: Flight, now: float) -> None:
+        """D failed before its first byte reached the client."""
+        self.breakers.failed(flight.decode.worker, now)
+
+    def first_token(self, flight: Flight, now: float) -> None:
+        """D writes."""
+        self.breakers.succeeded(flight.decode.worker)
+        self._lessons.first_token(flight, now)
+        decode = self._fleet.workers.get(flight.decode.worker)
+        if decode is not None:
+            self._keep(decode.info, flight.ask.facts.page_names)
+
+    def _keep(self, decode: WorkerInfo, prompts: Sequence[Sequence[PageName]]) -> None:
+        for names in prompts:
+            self._holdings.engine_got(decode, names)
+            self._holdings.store_got(decode, names)
+
+    def finished(self, flight: Flight, now: float) -> None:
+        """The request is over; its timeline has the status."""
+        status = flight.timeline.status or 0
+        for leg in flight.legs:
+            self.prefill_failed(leg, now, blamed=False)
+        self._judge_decode(flight, status, now)
+        self._lessons.finished(flight, now)
+        if status == 200 and flight.went_as_planned:
+            self.calibration.add(flight.timeline.decisions[0][1], actual(flight.timeline, flight.ask.sequences))
+
+    def _judge_decode(self, flight: Flight, status: int, now: float) -> None:
+        asked = "decode_sent" in flight.timeline.events
+        if asked and status == BROKEN_STREAM:
+            self.breakers.failed(flight.decode.worker, now)
+        elif asked and status < 500 and status != CLIENT_CLOSED:
+            self.breakers.succeeded(flight.decode.worker)
+        else:
+            self.breakers.gave_up(flight.decode.worker, now)

@@ -1,0 +1,66 @@
+"""When a worker that answers with failures gets no more requests, and when it is tried again. A frozen value: each
+outcome makes the next one."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from kvrelay.types import Value
+
+FAILURES_TO_OPEN = 5
+"""Failures without a success between them. One may be the request's own fault, five are not."""
+FIRST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 30.0
+"""The pause doubles with every probe that fails, up to this."""
+
+
+class State(StrEnum):
+    """What a breaker lets through."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    PROBING = "probing"
+    """One request is on its way to see whether the worker is well again; no others follow it."""
+
+
+class Breaker(Value, frozen=True, kw_only=True):
+    """One worker's breaker. Refusals that blame the request (4xx) are answers: they count as success."""
+
+    state: State = State.CLOSED
+    failures: int = 0
+    """Since the last success."""
+    pause_s: float = FIRST_PAUSE_S
+    """The current pause when open, the next one when closed."""
+    opened_s: float = 0.0
+
+    def allows(self, now: float) -> bool:
+        """Whether a request may be sent now."""
+        return self.state is State.CLOSED or (self.state is State.OPEN and self.wait_s(now) == 0.0)
+
+    def wait_s(self, now: float) -> float:
+        """Seconds until it allows a probe; 0 when it allows one now."""
+        if self.state is State.CLOSED:
+            return 0.0
+        return max(0.0, self.opened_s + self.pause_s - now)
+
+    def sent(self) -> Breaker:
+        """A request was sent; through an open breaker it is the probe."""
+        return self if self.state is State.CLOSED else msgspec.structs.replace(self, state=State.PROBING)
+
+    def succeeded(self) -> Breaker:
+        return Breaker()
+
+    def failed(self, now: float) -> Breaker:
+        failures = self.failures + 1
+        if self.state is State.CLOSED and failures < FAILURES_TO_OPEN:
+            return msgspec.structs.replace(self, failures=failures)
+        pause_s = min(LONGEST_PAUSE_S, 2 * self.pause_s) if self.state is State.PROBING else self.pause_s
+        return Breaker(state=State.OPEN, failures=failures, pause_s=pause_s, opened_s=now)
+
+    def gave_up(self, now: float) -> Breaker:
+        """A request ended without saying anything about the worker: the next one may be the probe."""
+        if self.state is not State.PROBING:
+            return self
+        return msgspec.structs.replace(self, state=State.OPEN, opened_s=now - self.pause_s)

@@ -1,0 +1,59 @@
+"""When a worker is left alone, and when it is tried again."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvrelay.policy.breaker import FAILURES_TO_OPEN, FIRST_PAUSE_S, LONGEST_PAUSE_S, Breaker, State
+
+
+def after(failures: int, now: float = 0.0) -> Breaker:
+    breaker = Breaker()
+    for _ in range(failures):
+        breaker = breaker.failed(now)
+    return breaker
+
+
+@pytest.mark.parametrize(
+    ("failures", "state"), [(0, State.CLOSED), (FAILURES_TO_OPEN - 1, State.CLOSED), (FAILURES_TO_OPEN, State.OPEN)]
+)
+def test_failures_in_a_row_open_it(failures: int, state: State) -> None:
+    assert after(failures).state is state
+
+
+def test_a_success_between_them_starts_the_count_anew() -> None:
+    breaker = Breaker()
+    for _ in range(50):
+        breaker = breaker.failed(0.0).succeeded()
+    assert breaker == Breaker()
+
+
+@pytest.mark.parametrize(("now", "allows"), [(0.0, False), (FIRST_PAUSE_S - 0.01, False), (FIRST_PAUSE_S, True)])
+def test_an_open_one_allows_a_probe_after_its_pause(now: float, allows: bool) -> None:
+    assert after(FAILURES_TO_OPEN).allows(now) is allows
+
+
+def test_one_good_probe_closes_it_and_others_wait_for_it() -> None:
+    probing = after(FAILURES_TO_OPEN).sent()
+    assert not probing.allows(100.0)
+    assert probing.succeeded().allows(100.0)
+
+
+def test_every_bad_probe_doubles_the_pause_up_to_a_limit() -> None:
+    breaker, now, pauses = after(FAILURES_TO_OPEN), 0.0, []
+    for _ in range(8):
+        pauses.append(breaker.wait_s(now))
+        now += breaker.wait_s(now)
+        breaker = breaker.sent().failed(now)
+    assert pauses[:3] == [FIRST_PAUSE_S, 2 * FIRST_PAUSE_S, 4 * FIRST_PAUSE_S]
+    assert pauses[-1] == LONGEST_PAUSE_S
+
+
+def test_failures_of_requests_that_were_on_their_way_do_not_lengthen_the_pause() -> None:
+    assert after(50).wait_s(0.0) == FIRST_PAUSE_S
+
+
+def test_a_probe_that_was_called_off_makes_room_for_another() -> None:
+    breaker = after(FAILURES_TO_OPEN).sent().gave_up(5.0)
+    assert breaker.allows(5.0)
+    assert breaker.sent().failed(5.0).wait_s(5.0) == 2 * FIRST_PAUSE_S
