@@ -45,6 +45,13 @@ class RouterConfig(Section, frozen=True, kw_only=True):
     ] = ()
     max_body_bytes: Annotated[Positive, Meta(description="Longest request body.")] = 32 << 20
     upstream_connect_s: Annotated[Seconds, Meta(description="Longest wait for a worker to accept a connection.")] = 2.0
+    convert_kv_dtype: Annotated[
+        bool,
+        Meta(
+            description="Pair workers whose KV differs in type alone (float32, bfloat16), when no like pair is there; "
+            "the reader converts, and answers are near those of one worker, not equal."
+        ),
+    ] = False
     transfer_wait_s: Annotated[
         Seconds, Meta(description="Longest silence of P before D is asked to compute the prompt itself.")
     ] = 120.0

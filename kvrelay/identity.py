@@ -11,11 +11,14 @@ from typing import cast
 
 import msgspec
 
-from kvrelay.types import Fingerprint, PageName
+from kvrelay.types import Fingerprint, PageFormat, PageName, Value
 
 NAMING_VERSION = 2
 NAME_BYTES = 16
 """128 bits: no accidental collision; a deliberate one costs 2**64 hashes and stays inside one salt."""
+
+CONVERTIBLE_DTYPES = frozenset({"float32", "bfloat16"})
+"""KV types that convert into each other with nothing but rounding; float16 would overflow."""
 
 _ROOT = b"kvrelay/root/1"
 _PAGE_HASH = hashlib.blake2b(digest_size=NAME_BYTES, person=b"kvrelay/page/2")
@@ -96,11 +99,37 @@ def name_pages(root: PageName, tokens: Sequence[int], page_tokens: int) -> list[
     return names
 
 
-def can_exchange(ours: Fingerprint, theirs: Fingerprint) -> str | None:
-    """None when a page of one is a page of the other; else the name of the first field that differs."""
-    for owner, other, prefix in ((ours, theirs, ""), (ours.format, theirs.format, "format.")):
-        for field in msgspec.structs.fields(owner):
-            mine, yours = getattr(owner, field.name), getattr(other, field.name)
-            if field.name != "format" and mine != yours:
-                return prefix + field.name
-    return None
+class Exact(Value, frozen=True, kw_only=True):
+    """A page of one is a page of the other, bit for bit."""
+
+
+class ByConversion(Value, frozen=True, kw_only=True):
+    """Only the elements' type differs: the reader may convert pages of ``dtype``, and answers are no longer equal."""
+
+    dtype: str
+
+
+class Unlike(Value, frozen=True, kw_only=True):
+    """Pages of one mean nothing to the other; ``field`` is the first that differs and cannot be bridged."""
+
+    field: str
+
+
+def can_exchange(writer: Fingerprint, reader: Fingerprint) -> Exact | ByConversion | Unlike:
+    """What ``reader`` can do with pages of ``writer``."""
+    differing = [*_differing(writer, reader), *(f"format.{name}" for name in _differing(writer.format, reader.format))]
+    convertible = {writer.format.dtype, reader.format.dtype} <= CONVERTIBLE_DTYPES
+    unbridged = [field for field in differing if not (convertible and field == "format.dtype")]
+    if unbridged:
+        return Unlike(field=unbridged[0])
+    return ByConversion(dtype=writer.format.dtype) if differing else Exact()
+
+
+def _differing(one: Fingerprint | PageFormat, other: Fingerprint | PageFormat) -> list[str]:
+    names = [field.name for field in msgspec.structs.fields(one) if field.name != "format"]
+    return [name for name in names if getattr(one, name) != getattr(other, name)]
+
+
+def with_dtype(fingerprint: Fingerprint, dtype: str) -> Fingerprint:
+    """The fingerprint of a worker that is like this one but for its KV's type."""
+    return msgspec.structs.replace(fingerprint, format=msgspec.structs.replace(fingerprint.format, dtype=dtype))

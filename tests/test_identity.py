@@ -11,6 +11,9 @@ import msgspec
 import pytest
 
 from kvrelay.identity import (
+    ByConversion,
+    Exact,
+    Unlike,
     can_exchange,
     extend_names,
     frame,
@@ -18,6 +21,7 @@ from kvrelay.identity import (
     page_name,
     root_name,
     token_bytes,
+    with_dtype,
 )
 from kvrelay.types import Fingerprint, PageFormat, PageName
 
@@ -134,19 +138,22 @@ CHANGES: list[tuple[str, object]] = [
     ("format.layers", 31),
     ("format.kv_heads", 4),
     ("format.head_dim", 128),
-    ("format.dtype", "float32"),
+    ("format.dtype", "float16"),
     ("format.page_tokens", 16),
 ]
 
 
-@pytest.mark.parametrize(("field", "value"), CHANGES)
-def test_a_pair_that_differs_is_refused_by_the_name_of_the_field(field: str, value: object) -> None:
+def changed(field: str, value: object, of: Fingerprint = OURS) -> Fingerprint:
     leaf = field.removeprefix("format.")
     if leaf == field:
-        theirs = msgspec.structs.replace(OURS, **{leaf: value})
-    else:
-        theirs = msgspec.structs.replace(OURS, format=msgspec.structs.replace(FORMAT, **{leaf: value}))
-    assert can_exchange(OURS, theirs) == field == can_exchange(theirs, OURS)
+        return msgspec.structs.replace(of, **{leaf: value})
+    return msgspec.structs.replace(of, format=msgspec.structs.replace(of.format, **{leaf: value}))
+
+
+@pytest.mark.parametrize(("field", "value"), CHANGES)
+def test_a_pair_that_differs_is_refused_by_the_name_of_the_field(field: str, value: object) -> None:
+    theirs = changed(field, value)
+    assert can_exchange(OURS, theirs) == Unlike(field=field) == can_exchange(theirs, OURS)
 
 
 def test_every_field_of_a_fingerprint_is_compared() -> None:
@@ -156,7 +163,19 @@ def test_every_field_of_a_fingerprint_is_compared() -> None:
 
 
 def test_equal_workers_can_exchange() -> None:
-    assert can_exchange(OURS, msgspec.structs.replace(OURS)) is None
+    assert can_exchange(OURS, msgspec.structs.replace(OURS)) == Exact()
+
+
+def test_kv_types_that_round_into_each_other_convert_and_say_which_type_the_pages_have() -> None:
+    theirs = with_dtype(OURS, "float32")
+    assert OURS.format.dtype == "bfloat16"
+    assert can_exchange(theirs, OURS) == ByConversion(dtype="float32")
+    assert can_exchange(OURS, theirs) == ByConversion(dtype="bfloat16")
+
+
+@pytest.mark.parametrize(("field", "value"), [change for change in CHANGES if change[0] != "format.dtype"])
+def test_another_type_bridges_no_other_difference(field: str, value: object) -> None:
+    assert can_exchange(OURS, changed(field, value, with_dtype(OURS, "float32"))) == Unlike(field=field)
 
 
 def test_ten_thousand_tokens_are_named_in_about_a_millisecond() -> None:

@@ -17,7 +17,7 @@ FOLDERS = ("kvrelay", "docs", "benchmarks", "examples", "requirements")
 MAX_FUNCTION_LINES = 60
 MAX_MEDIAN_FUNCTION_LINES = 10
 MAX_FILE_LINES = 400
-LONGER_FILES = {"protocol.py": 600}
+LONGER_FILES = {"protocol.py": 640}
 """Files that may be longer: every message that crosses a process stands in one place."""
 
 BORDER = "# border:"

@@ -13,9 +13,11 @@ from pathlib import Path
 import psutil
 import typer
 
+from kvrelay.channel import reachable
+from kvrelay.cli.running import fleet_health
 from kvrelay.cli.settings import ConfigFile, load
 from kvrelay.cli.terminal import console, reported
-from kvrelay.config import Config
+from kvrelay.config import Config, RouterConfig
 from kvrelay.deploy import cores
 from kvrelay.deploy.command import program
 from kvrelay.deploy.model import model_path
@@ -49,7 +51,7 @@ class Finding(Value, frozen=True, kw_only=True):
 
 
 def doctor(config: ConfigFile = None) -> None:
-    """Check Python, vLLM, cores, memory, the model and the ports, and say what to do about what is wrong.
+    """Check Python, vLLM, cores, memory, model, ports and a running cluster, and say what to do about what is wrong.
 
     Ends with status 1 when a cluster could not start here.
 
@@ -88,7 +90,7 @@ def findings(config: Config) -> list[Finding]:
         _port(router.host, router.port, "--port"),
         _port(router.control_host, router.control_port, CONTROL_PORT),
     ]
-    return [*software, *machine, *ports]
+    return [*software, *machine, *ports, *_fleet(router)]
 
 
 def _finding(what: str, good: bool, text: str, otherwise: Verdict = Verdict.BAD) -> Finding:
@@ -162,6 +164,18 @@ def _model(config: Config) -> Finding:
         return _finding("model", True, str(model_path(config.model.path)))
     except Misconfigured as error:
         return _finding("model", False, str(error) if config.model.path else f"not there; run: {program()} model fetch")
+
+
+def _fleet(router: RouterConfig) -> list[Finding]:
+    """What a cluster that runs here already says of its workers."""
+    if not router.port or "kvrelay router" not in holder(router.port):
+        return []
+    health = fleet_health(f"http://{reachable(router.host)}:{router.port}")
+    if health is None:
+        return [_finding("cluster", False, "its router does not answer /health; see its log", Verdict.WARNING)]
+    if not health.complaints:
+        return [_finding("cluster", True, "healthy; every worker has another to exchange KV with")]
+    return [_finding("cluster", False, complaint, Verdict.WARNING) for complaint in health.complaints]
 
 
 def _port(host: str, port: int, setting: str) -> Finding:

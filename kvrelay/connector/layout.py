@@ -8,6 +8,7 @@ once with numbered elements and the order is read back.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 
@@ -18,6 +19,28 @@ CacheWriter = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, 
 
 _EXACT_INTEGERS = 256
 """bfloat16 holds the integers 0..256 exactly, so offsets are probed one base-256 digit at a time."""
+
+
+class KVLayout(Protocol):
+    """Where the K and V of a token lie in one engine's blocks."""
+
+    heads: int
+    head_dim: int
+    block_tokens: int
+
+    def place(self, blocks: torch.Tensor, offsets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Block ids and offsets in a block as ``gather`` takes them, where the blocks are."""
+        ...
+
+    def gather(
+        self, kv_layer: torch.Tensor, blocks: torch.Tensor, offsets: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V, each ``[n, kv_head, head_dim]``."""
+        ...
+
+    def scatter(self, kv_layer: torch.Tensor, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Write ``[n, kv_head, head_dim]`` tensors to the token slots ``block * block_tokens + offset``."""
+        ...
 
 
 def split_cache(kv_layer: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -73,6 +96,10 @@ class BlockLayout:
         offsets = torch.empty(count, dtype=torch.int64)
         offsets[stored] = torch.arange(count)
         return offsets.view(self.block_tokens, self.head_dim)
+
+    def place(self, blocks: torch.Tensor, offsets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """They are right as they are."""
+        return blocks, offsets
 
     def gather(
         self, kv_layer: torch.Tensor, blocks: torch.Tensor, offsets: torch.Tensor

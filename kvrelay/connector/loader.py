@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from kvrelay.connector.heads import RankHeads
-from kvrelay.connector.layout import BlockLayout, token_slots
+from kvrelay.connector.layout import token_slots
+from kvrelay.connector.mover import LoadTarget
 from kvrelay.connector.plan import LoadJob
 from kvrelay.connector.staging import Staging
 from kvrelay.store.arena import Arena, Bools
@@ -39,7 +40,7 @@ class _Load:
     """One load in progress, one layer after another. Pages from ``usable`` on are given up."""
 
     def __init__(
-        self, job: LoadJob, arena: Arena, layout: BlockLayout, layers: list[torch.Tensor], heads: RankHeads
+        self, job: LoadJob, arena: Arena, layout: LoadTarget, layers: list[torch.Tensor], heads: RankHeads
     ) -> None:
         self.job = job
         self._layout = layout
@@ -140,7 +141,7 @@ class Loader:
     def __init__(
         self,
         layers: list[torch.Tensor],
-        layout: BlockLayout,
+        layout: LoadTarget,
         heads: RankHeads,
         *,
         wait_s: float,

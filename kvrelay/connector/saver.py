@@ -8,7 +8,7 @@ import numpy as np
 import torch
 import xxhash
 
-from kvrelay.connector.layout import BlockLayout, token_slots
+from kvrelay.connector.layout import KVLayout, token_slots
 from kvrelay.connector.plan import PageCopy, SaveJob
 from kvrelay.connector.staging import arena_layer
 from kvrelay.store.arena import Arena, Bools, Ints
@@ -45,7 +45,7 @@ class _Part:
 class StepSaver:
     """All pages that one step writes, with their token positions resolved once for all layers."""
 
-    def __init__(self, arena: Arena, layout: BlockLayout, jobs: list[SaveJob], shard: Shard = WHOLE) -> None:
+    def __init__(self, arena: Arena, layout: KVLayout, jobs: list[SaveJob], shard: Shard = WHOLE) -> None:
         """``shard``: the heads of the model that are this engine's blocks, and this rank's to write."""
         self._arena = arena
         self._layout = layout
@@ -56,7 +56,7 @@ class StepSaver:
         full = [(job, page) for job, page in located if page.tokens == self._format.page_tokens]
         self._full = self._resolve_full(full)
         self._parts = [
-            _Part(page, *token_slots(job.blocks, page.start, page.tokens, layout.block_tokens))
+            _Part(page, *layout.place(*token_slots(job.blocks, page.start, page.tokens, layout.block_tokens)))
             for job, page in located
             if page.tokens < self._format.page_tokens
         ]
@@ -72,20 +72,39 @@ class StepSaver:
         places = [token_slots(job.blocks, page.start, page.tokens, size) for job, page in located]
         numbers = np.array([page.slot for _, page in located], dtype=np.int64)
         generations = np.array([page.generation for _, page in located], dtype=np.int64)
-        blocks, offsets = (torch.cat(part) for part in zip(*places, strict=True))
+        blocks, offsets = self._layout.place(*(torch.cat(part) for part in zip(*places, strict=True)))
         return _Full(numbers, generations, blocks, offsets)
 
     def save(self, layer: int, kv_layer: torch.Tensor) -> None:
         """Copy one layer of every page, then mark it ready."""
-        if self._full is not None:
-            self._save_full(self._full, layer, kv_layer)
-        for part in self._parts:
-            self._save_part(part, layer, kv_layer)
+        self.publish(layer, self.stage(kv_layer))
 
-    def _save_full(self, full: _Full, layer: int, kv_layer: torch.Tensor) -> None:
-        key, value = self._layout.gather(kv_layer, full.blocks, full.offsets)
-        pages = len(full.numbers)
-        staged = canonical(key, value, pages).view(pages, -1)
+    @property
+    def shapes(self) -> list[tuple[int, int]]:
+        """Rows and elements of what ``stage`` gives."""
+        each = 2 * self._layout.heads * self._layout.head_dim
+        whole = [(len(self._full.numbers), each * self._format.page_tokens)] if self._full is not None else []
+        return whole + [(1, each * part.page.tokens) for part in self._parts]
+
+    def stage(self, kv_layer: torch.Tensor) -> list[torch.Tensor]:
+        """One layer in canonical order, where ``kv_layer`` is: whole pages as rows, then each partial one as a row."""
+        runs = [] if self._full is None else [(self._full.blocks, self._full.offsets, len(self._full.numbers))]
+        runs += [(part.blocks, part.offsets, 1) for part in self._parts]
+        staged = []
+        for blocks, offsets, pages in runs:
+            key, value = self._layout.gather(kv_layer, blocks, offsets)
+            staged.append(canonical(key, value, pages).view(pages, -1))
+        return staged
+
+    def publish(self, layer: int, staged: list[torch.Tensor]) -> None:
+        """Copy what was staged, and is in host memory now, into the arena; then mark it ready."""
+        rest = list(staged)
+        if self._full is not None:
+            self._publish_full(self._full, layer, rest.pop(0))
+        for part, row in zip(self._parts, rest, strict=True):
+            self._publish_part(part.page, layer, row[0])
+
+    def _publish_full(self, full: _Full, layer: int, staged: torch.Tensor) -> None:
         # Of the source, not of the arena: bytes that another writes into the slot must not be vouched for.
         raw = staged.view(torch.uint8).numpy()
         sums = np.array([xxhash.xxh3_64_intdigest(row) for row in raw], dtype=np.uint64)
@@ -97,10 +116,7 @@ class StepSaver:
         arena_layer(self._arena, layer)[:, run].index_copy_(0, full.slots, staged)
         self._arena.publish_many(full.numbers, full.generations, layer, sums, self._shard)
 
-    def _save_part(self, part: _Part, layer: int, kv_layer: torch.Tensor) -> None:
-        page = part.page
-        key, value = self._layout.gather(kv_layer, part.blocks, part.offsets)
-        staged = canonical(key, value, 1).view(-1)
+    def _publish_part(self, page: PageCopy, layer: int, staged: torch.Tensor) -> None:
         checksum = xxhash.xxh3_64_intdigest(staged.view(torch.uint8).numpy())
         if _is_current(self._arena, page):
             each = page.tokens * self._format.token_layer_bytes // self._format.kv_heads

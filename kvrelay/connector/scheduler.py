@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from kvrelay import identity
 from kvrelay.connector.engine import EngineRequest, has_plain_identity
@@ -18,9 +17,9 @@ from kvrelay.connector.fresh import FreshPages
 from kvrelay.connector.lookup import Lookup
 from kvrelay.connector.plan import LoadJob, PageCopy, SaveJob, StepPlan
 from kvrelay.connector.saves import SaveProgress
+from kvrelay.connector.unfilled import PlannedPages
 from kvrelay.errors import Malformed
 from kvrelay.protocol import DecodeLeg, NewPage, PrefillLeg, read_handoff
-from kvrelay.store.arena import Arena
 from kvrelay.store.client import StoreClient
 from kvrelay.types import Engine, PageName, SlotRef, Stage
 
@@ -59,6 +58,7 @@ class SchedulerHalf:
         *,
         owner: str,
         load_wait_s: float,
+        fill_wait_s: float = 0.0,
         free_blocks: Callable[[], int] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -73,9 +73,7 @@ class SchedulerHalf:
         self._cancels: list[str] = []
         self._late: list[tuple[EngineRequest, Tracked, list[int], int]] = []
         self._fresh = FreshPages()
-        self._planned: list[SlotRef] = []
-        """Pages that the step in progress is to fill, in the arena ``_planned_in``."""
-        self._planned_in: Arena | None = None
+        self._planned = PlannedPages(fill_wait_s)
         self.free_blocks = free_blocks
         """Free blocks of the engine's pool; None until vLLM binds it."""
 
@@ -190,28 +188,16 @@ class SchedulerHalf:
             tracked = self._requests.get(request.request_id)
             if tracked is not None:
                 self._plan_step(plan, request, tracked, blocks, computed + scheduled)
-        self._planned_in = arena
-        self._planned = [
-            SlotRef(page.slot, page.generation) for job in plan.saves + plan.late_saves for page in job.pages
-        ]
+        planned = [SlotRef(page.slot, page.generation) for job in plan.saves + plan.late_saves for page in job.pages]
+        self._planned.add(self._clock(), arena, planned)
         if self._client.arena is not arena:
             # The store came back while the plan was made: some of its slots are of the new arena, some of the old.
             plan.saves, plan.late_saves = [], []
         return plan
 
     def _suspect_unfilled(self) -> None:
-        """The last step is over: those of its pages that are not whole never will be (no store there, or a fault)."""
-        planned, self._planned = self._planned, []
-        arena = self._client.arena
-        if not planned or arena is None or arena is not self._planned_in:
-            return
-        slots = np.array([ref.slot for ref in planned], dtype=np.int64)
-        generations = np.array([ref.generation for ref in planned], dtype=np.int64)
-        filled = np.all(arena.ready_layers(slots, generations), axis=0)
-        # A page may be complete, evicted and its slot given away by now: that is no fault.
-        missing = np.flatnonzero(~filled & arena.current(slots, generations))
-        if len(missing):
-            unfilled = [planned[index] for index in missing]
+        unfilled = self._planned.missing(self._clock(), self._client.arena)
+        if unfilled:
             self._client.report({"saves_unfilled": len(unfilled)})
             self._client.suspect(unfilled)
 

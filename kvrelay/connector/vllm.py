@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 from vllm import __version__ as vllm_version
-from vllm import _custom_ops as ops
 from vllm.distributed import get_tensor_model_parallel_rank
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
@@ -20,6 +18,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from kvrelay.config import ConnectorConfig
+from kvrelay.connector.device import choose_mover, fill_wait_s
 from kvrelay.connector.engine import EngineRequest, describe_engine, layer_names, write_engine_file
 from kvrelay.connector.heads import RankHeads
 from kvrelay.connector.plan import StepPlan
@@ -48,7 +47,7 @@ class StepMetadata(StepPlan, KVConnectorMetadata):
 
 
 class KvrelayConnector(KVConnectorBase_V1, SupportsHMA):
-    """Hands KV over through the node's store. Stock vLLM 0.32 on CPU, one full-attention KV cache group."""
+    """Hands KV over through the node's store. Stock vLLM 0.32, one full-attention KV cache group."""
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
@@ -67,7 +66,11 @@ class KvrelayConnector(KVConnectorBase_V1, SupportsHMA):
         self._client = self._connect(role)
         if role is KVConnectorRole.SCHEDULER:
             self._scheduler = SchedulerHalf(
-                self._client, self._engine, owner=self._owner, load_wait_s=self._settings.load_wait_s
+                self._client,
+                self._engine,
+                owner=self._owner,
+                load_wait_s=self._settings.load_wait_s,
+                fill_wait_s=fill_wait_s(vllm_config),
             )
             write_engine_file(Path(self._settings.engine_file), self._engine)
 
@@ -166,14 +169,14 @@ class KvrelayConnector(KVConnectorBase_V1, SupportsHMA):
                 f"kvrelay: layers {missing[:3]} have no KV cache of their own; serve this model unsplit"
             )
         ordered = {name: kv_caches[name] for name in self._names}
-        isa = self._vllm_config.compilation_config.static_forward_context[self._names[0]].isa
-        write = functools.partial(_write_cache, isa=isa)
+        first = self._names[0]
+        mover = choose_mover(self._vllm_config, first, kv_caches[first], self._engine.block_tokens, self._client)
         heads = RankHeads.of(
             get_tensor_model_parallel_rank(),
             self._engine.tensor_parallel,
             self._engine.fingerprint.format.kv_heads,
         )
-        self._worker = WorkerHalf(self._client, ordered, write, heads, load_wait_s=self._settings.load_wait_s)
+        self._worker = WorkerHalf(self._client, ordered, mover, heads, load_wait_s=self._settings.load_wait_s)
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         if self._worker is not None and isinstance(kv_connector_metadata, StepPlan):
@@ -210,15 +213,3 @@ def _settings(vllm_config: VllmConfig) -> ConnectorConfig:
         raise Misconfigured(
             f"kv_connector_extra_config.{EXTRA_KEY}: {error}; start engines with `kvrelay worker`"
         ) from error
-
-
-def _write_cache(
-    key: torch.Tensor,
-    value: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    slots: torch.Tensor,
-    *,
-    isa: str,
-) -> None:
-    ops.cpu_attn_reshape_and_cache(key, value, key_cache, value_cache, slots, isa)

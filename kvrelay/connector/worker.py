@@ -7,8 +7,8 @@ import logging
 import torch
 
 from kvrelay.connector.heads import RankHeads
-from kvrelay.connector.layout import BlockLayout, CacheWriter
 from kvrelay.connector.loader import Loader, LoadResult
+from kvrelay.connector.mover import Mover
 from kvrelay.connector.plan import SaveJob, StepPlan
 from kvrelay.connector.saver import StepSaver
 from kvrelay.store.client import StoreClient
@@ -23,7 +23,7 @@ class WorkerHalf:
         self,
         client: StoreClient,
         kv_caches: dict[str, torch.Tensor],
-        write: CacheWriter,
+        mover: Mover,
         heads: RankHeads,
         *,
         load_wait_s: float,
@@ -33,13 +33,13 @@ class WorkerHalf:
         self._heads = heads
         self._layers = list(kv_caches.values())
         self._index = {name: i for i, name in enumerate(kv_caches)}
-        self._layout = BlockLayout(self._layers[0], write)
-        self._loader = Loader(self._layers, self._layout, heads, wait_s=load_wait_s)
+        self._mover = mover
+        self._loader = Loader(self._layers, mover, heads, wait_s=load_wait_s)
         self._saver: StepSaver | None = None
         self._bad_blocks: set[int] = set()
 
     def __repr__(self) -> str:
-        return f"<WorkerHalf {len(self._layers)} layers, {self._layout}, {self._loader}>"
+        return f"<WorkerHalf {len(self._layers)} layers, {self._mover}, {self._loader}>"
 
     def before_step(self, plan: StepPlan) -> None:
         """Copy what ended requests left behind, before this step overwrites their blocks; then start the loads."""
@@ -49,6 +49,8 @@ class WorkerHalf:
             for layer, kv_layer in enumerate(self._layers):
                 if saver is None or not self._save(saver, layer, kv_layer):
                     break
+        # Ended requests' blocks may be written again, by this step and by its loads, once their last copies were made.
+        self._mover.fence()
         for job in plan.loads:
             self._loader.start(job, self._client.arena, plan.epoch)
         for request_id in plan.cancels:
@@ -64,7 +66,7 @@ class WorkerHalf:
             self._client.report({"saves_wrong_epoch": 1})
             return None
         try:
-            return StepSaver(arena, self._layout, jobs, self._heads.shard)
+            return self._mover.open(arena, jobs, self._heads.shard)
         except Exception:  # border: vLLM's forward goes on, whatever happens to a save
             logger.exception("a step's pages could not be located; they are given up")
             self._client.report({"saves_crashed": 1})
@@ -79,13 +81,11 @@ class WorkerHalf:
 
     def _save(self, saver: StepSaver, layer: int, kv_layer: torch.Tensor) -> bool:
         try:
-            saver.save(layer, kv_layer)
+            return self._mover.save(saver, layer, kv_layer)
         except Exception:  # border: vLLM's forward goes on, whatever happens to a save
             logger.exception("saving layer %d failed; its pages are given up", layer)
             self._client.report({"saves_crashed": 1})
             return False
-        self._client.ring()
-        return True
 
     def after_step(self) -> None:
         self._saver = None
@@ -113,3 +113,4 @@ class WorkerHalf:
 
     def close(self) -> None:
         self._loader.close()
+        self._mover.close()

@@ -38,9 +38,16 @@ _LEG_STATES = {Stage.STARTED: LegState.STARTED, Stage.LAST_CHUNK: LegState.LAST_
 class Brain:
     """Soft state of one router: members, loads, flights and the ledger."""
 
-    def __init__(self, *, dead_after_s: float, transfer_wait_s: float, local_prefill: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        dead_after_s: float,
+        transfer_wait_s: float,
+        local_prefill: bool = True,
+        convert_kv_dtype: bool = False,
+    ) -> None:
         self._transfer_wait_s = transfer_wait_s
-        self.fleet = Fleet(dead_after_s)
+        self.fleet = Fleet(dead_after_s, convert_kv_dtype=convert_kv_dtype)
         self.loads = Loads()
         self.index = PageIndex()
         self.ledger = Ledger()
@@ -232,6 +239,7 @@ class Brain:
         self.outcomes.prefill_sent(leg, reservation, pick.prefill, now)
         self.loads.reserve_prefill(reservation, now)
         leg.send(reservation)
+        leg.page_dtype = pick.prefill.engine.fingerprint.format.dtype
         self.ledger.own(flight.request_id, leg.transfer, leg.prompt_tokens, attempt)
         flight.timeline.prefill_worker = pick.prefill.name
         return PrefillOrder(
@@ -325,12 +333,13 @@ class Brain:
             url=member.info.url,
             transfers=flight.transfers() if near else (),
             home=self._home(flight, member.info, now),
+            page_dtypes=flight.page_dtypes(member.info.engine.fingerprint.format.dtype) if near else (),
         )
 
     def _home(self, flight: Flight, decode: WorkerInfo, now: float) -> str | None:
         prefill = self.fleet.workers.get(flight.timeline.prefill_worker or "")
         way = self.fleet.pair(decode, prefill.info, now) if prefill else None
-        return way.push_to if isinstance(way, Handoff) else None
+        return way.push_to if isinstance(way, Handoff) and not way.converts else None
 
     def decode_refused(self, request_id: str, now: float) -> bool:
         """D failed before its first byte reached the client; False when no other D is left."""

@@ -42,6 +42,8 @@ class DecodeOrder(Value, frozen=True, kw_only=True):
     transfers: tuple[str, ...]
     home: str | None = None
     """Store of P's node, when D's is another: the next turn's prefill looks there for what D generates."""
+    page_dtypes: tuple[str, ...] = ()
+    """KV types of the pages that D is to convert; empty: they are of its own."""
 
 
 class Plan(Value, frozen=True, kw_only=True):
@@ -104,6 +106,8 @@ class PromptLeg:
     names: tuple[PageName, ...]
     state: LegState = LegState.FAILED
     transfer: str = ""
+    page_dtype: str = ""
+    """KV type of the pages that the chosen P writes."""
     reservation: PrefillReservation | None = None
     tried: set[str] = field(default_factory=set)
     transfer_over: bool = False
@@ -186,6 +190,10 @@ class Flight:
     def transfers(self) -> tuple[str, ...]:
         """Transfers that may bring pages: those of legs that did not fail before they began."""
         return tuple(leg.transfer for leg in self.legs if leg.began or leg.state is not LegState.FAILED)
+
+    def page_dtypes(self, own: str) -> tuple[str, ...]:
+        """Types of the pages on their way that are not D's ``own``."""
+        return tuple(sorted({leg.page_dtype for leg in self.legs} - {own, ""}))
 
     def prefill_reservations(self) -> list[PrefillReservation]:
         return [leg.reservation for leg in self.legs if leg.reservation is not None]

@@ -54,13 +54,17 @@ class Grounds:
     def _survey(self, workers: Sequence[WorkerInfo], now: float) -> Ground:
         readers = tuple(worker for worker in workers if worker.role.prefills)
         writers = tuple(worker for worker in workers if worker.role.decodes)
-        pairs = [
-            [isinstance(self._fleet.pair(reader, writer, now), Handoff) for writer in writers] for reader in readers
-        ]
+        ways = [[self._fleet.pair(reader, writer, now) for writer in writers] for reader in readers]
+        pairs = np.array([[isinstance(way, Handoff) for way in row] for row in ways], dtype=bool)
+        converts = np.array([[isinstance(way, Handoff) and way.converts for way in row] for row in ways], dtype=bool)
+        shape = len(readers), len(writers)
+        pairs, converts = pairs.reshape(shape), converts.reshape(shape)
+        like = pairs & ~converts
         return Ground(
             readers=readers,
             writers=writers,
-            pairs=np.array(pairs, dtype=bool).reshape(len(readers), len(writers)),
+            # Who converts is asked only for a writer that understands nobody without.
+            pairs=like | (converts & ~like.any(axis=0)),
             reader_stores=self._links.rows(worker.store for worker in readers),
             writer_stores=self._links.rows(worker.store for worker in writers),
         )

@@ -17,7 +17,9 @@ class Health(Value, frozen=True, kw_only=True):
     workers: list[dict[str, object]]
     stores: list[dict[str, object]]
     unpaired: list[dict[str, str]]
-    """Pairs of workers that cannot hand KV over, with the field that differs."""
+    """Pairs of workers that cannot hand KV over, with the field that differs; never used, and no harm by themselves."""
+    stranded: list[dict[str, str]]
+    """Workers that none of those they could work with understands, with the field that differs."""
     in_flight: int
 
     @property
@@ -29,7 +31,8 @@ def examine(brain: Brain, now: float) -> Health:
     """Health of the fleet at ``now``."""
     usable = brain.fleet.workers.usable(now)
     unpaired = list(_unpaired(brain, usable, now))
-    status, why = _judge(brain, usable, unpaired, now)
+    lost = stranded(brain, now)
+    status, why = _judge(brain, usable, lost, now)
     return Health(
         status=status,
         why=why,
@@ -38,18 +41,20 @@ def examine(brain: Brain, now: float) -> Health:
             _member(brain.fleet.stores.is_usable(member.info.name, now), member, now) for member in brain.fleet.stores
         ],
         unpaired=unpaired,
+        stranded=lost,
         in_flight=brain.in_flight,
     )
 
 
-def _judge(brain: Brain, usable: list[WorkerInfo], unpaired: list[dict[str, str]], now: float) -> tuple[str, str]:
+def _judge(brain: Brain, usable: list[WorkerInfo], lost: list[dict[str, str]], now: float) -> tuple[str, str]:
     if not any(worker.role.decodes for worker in usable):
         return "unavailable", "no worker with role decode or both is ready; start one, or look at its log"
     for worker in usable:
         if not brain.fleet.stores.is_usable(worker.store, now):
             return "degraded", _no_store(brain, worker)
-    if unpaired:
-        return "degraded", "some workers cannot hand KV to each other; see unpaired for the field that differs"
+    if lost:
+        told = ", ".join(f"{row['worker']} ({row['reason']} is not that of {row['other']})" for row in lost)
+        return "degraded", f"no other worker can exchange KV with {told}; see stranded"
     alone = _alone(brain, usable, now)
     if alone:
         return "degraded", f"no prefill worker is ready for {', '.join(alone)}; start one, or look at its log"
@@ -88,6 +93,23 @@ def _unpaired(brain: Brain, usable: list[WorkerInfo], now: float) -> Iterator[di
                 yield {"prefill": prefill.name, "decode": decode.name, "reason": pair.reason}
 
 
+def stranded(brain: Brain, now: float) -> list[dict[str, str]]:
+    """Usable workers with others to work with, all of which differ: name, one of the others, and the field."""
+    usable = brain.fleet.workers.usable(now)
+    pairs = [(prefill, decode) for decode in usable if decode.role.decodes for prefill in _of(usable, decode)]
+    fits: set[str] = set()
+    differs: dict[str, dict[str, str]] = {}
+    for prefill, decode in pairs:
+        pair = brain.fleet.pair(prefill, decode, now)
+        for worker, other in ((prefill, decode), (decode, prefill)):
+            if isinstance(pair, Handoff):
+                fits.add(worker.name)
+            elif pair.reason.startswith("fingerprint."):
+                row = {"worker": worker.name, "other": other.name, "reason": pair.reason}
+                differs.setdefault(worker.name, row)
+    return [row for name, row in sorted(differs.items()) if name not in fits]
+
+
 def _member(usable: bool, member: Member[WorkerInfo] | Member[StoreInfo], now: float) -> dict[str, object]:
     return {
         "name": member.info.name,
@@ -105,6 +127,10 @@ def _worker(brain: Brain, member: Member[WorkerInfo], now: float) -> dict[str, o
         "model": member.info.model,
         "store": member.info.store,
         "breaker": brain.outcomes.breakers.of(name).state.value,
+        "kv_dtype": member.info.engine.fingerprint.format.dtype,
+        "weights": member.info.engine.fingerprint.weights,
+        "tensor_parallel": member.info.engine.tensor_parallel,
+        "block_tokens": member.info.engine.block_tokens,
         "queued_prefill_tokens": brain.loads.queued_tokens[name],
         "decode_sequences": brain.loads.sequences[name],
         "reserved_kv_tokens": brain.loads.kv_tokens[name],

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from kvrelay.errors import Malformed, Refused
-from kvrelay.identity import can_exchange
+from kvrelay.identity import ByConversion, Exact, Unlike, can_exchange
 from kvrelay.policy.patience import SILENT_LEASES
 from kvrelay.types import Role, StoreInfo, Value, WorkerInfo
 
@@ -142,6 +142,8 @@ class Handoff(Value, frozen=True, kw_only=True):
     """P and D can be paired; ``push_to`` is the address of D's store, None when they share one."""
 
     push_to: str | None
+    converts: bool = False
+    """D converts P's pages to its own KV type: answers are near those of one worker, not equal."""
 
 
 class NoHandoff(Value, frozen=True, kw_only=True):
@@ -153,18 +155,19 @@ class NoHandoff(Value, frozen=True, kw_only=True):
 class Fleet:
     """Workers and stores together, and which pairs of workers can hand KV over."""
 
-    def __init__(self, dead_after_s: float) -> None:
+    def __init__(self, dead_after_s: float, *, convert_kv_dtype: bool = False) -> None:
         self.workers: Roster[WorkerInfo] = Roster(dead_after_s)
         self.stores: Roster[StoreInfo] = Roster(dead_after_s)
-        self._differences: dict[tuple[str, str, str, str], str | None] = {}
-        """Field in which two incarnations differ; comparing fingerprints for every request would cost 20 us a pair."""
+        self._convert_kv_dtype = convert_kv_dtype
+        self._exchanges: dict[tuple[str, str, str, str], Exact | ByConversion | Unlike] = {}
+        """Of two incarnations; comparing fingerprints for every request would cost 20 us a pair."""
 
     def __repr__(self) -> str:
         return f"<Fleet workers={self.workers!r} stores={self.stores!r}>"
 
     def register_worker(self, worker: WorkerInfo, now: float) -> bool:
         """See ``Roster.register``. What was known of its pairs is forgotten: its weights may have changed."""
-        self._differences.clear()
+        self._exchanges.clear()
         return self.workers.register(worker, now)
 
     def serving(self, model: str, now: float) -> list[WorkerInfo]:
@@ -179,21 +182,28 @@ class Fleet:
         """Whether ``prefill`` can hand its pages to ``decode`` now."""
         if prefill.name == decode.name or prefill.role is decode.role is Role.BOTH:
             return NoHandoff(reason="colocated")
-        field_name = self._difference(prefill, decode)
-        if field_name is not None:
-            return NoHandoff(reason=f"fingerprint.{field_name}")
+        match self._exchange(prefill, decode):
+            case Unlike(field=field_name):
+                return NoHandoff(reason=f"fingerprint.{field_name}")
+            case ByConversion() if not self._convert_kv_dtype:
+                return NoHandoff(reason="fingerprint.format.dtype")
+            case exchange:
+                return self._way(prefill, decode, isinstance(exchange, ByConversion), now)
+
+    def _way(self, prefill: WorkerInfo, decode: WorkerInfo, converts: bool, now: float) -> Handoff | NoHandoff:
         for store in (prefill.store, decode.store):
             if not self.stores.is_usable(store, now):
                 return NoHandoff(reason=f"store {store} is not ready")
-        return Handoff(push_to=None if prefill.store == decode.store else self._address(decode.store))
+        push_to = None if prefill.store == decode.store else self._address(decode.store)
+        return Handoff(push_to=push_to, converts=converts)
 
-    def _difference(self, prefill: WorkerInfo, decode: WorkerInfo) -> str | None:
+    def _exchange(self, prefill: WorkerInfo, decode: WorkerInfo) -> Exact | ByConversion | Unlike:
         key = (prefill.name, prefill.incarnation, decode.name, decode.incarnation)
-        if key not in self._differences:
-            if len(self._differences) >= MAX_REMEMBERED_PAIRS:
-                self._differences.clear()
-            self._differences[key] = can_exchange(prefill.engine.fingerprint, decode.engine.fingerprint)
-        return self._differences[key]
+        if key not in self._exchanges:
+            if len(self._exchanges) >= MAX_REMEMBERED_PAIRS:
+                self._exchanges.clear()
+            self._exchanges[key] = can_exchange(prefill.engine.fingerprint, decode.engine.fingerprint)
+        return self._exchanges[key]
 
     def _address(self, store: str) -> str | None:
         member = self.stores.get(store)

@@ -30,7 +30,8 @@ def local_body(request: ClientRequest, salt: str) -> bytes:
 
 def decode_body(request: ClientRequest, order: DecodeOrder, prompts: list[list[int]], salt: str) -> bytes:
     """The client's body with token ids instead of text, so that the prompt is tokenised once."""
-    params = handoff_params(DecodeLeg(transfers=list(order.transfers), home=order.home))
+    leg = DecodeLeg(transfers=list(order.transfers), home=order.home, page_dtypes=list(order.page_dtypes))
+    params = handoff_params(leg)
     body = request.body | _salted(salt) | {"kv_transfer_params": params}
     if keeps_text(request):
         return msgspec.json.encode(body)

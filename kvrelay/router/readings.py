@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 from kvrelay.channel import Listener
 from kvrelay.fleet.brain import Brain
+from kvrelay.fleet.health import stranded
 from kvrelay.policy.breaker import State
 
 Reading = tuple[str, str, dict[str, str], float]
@@ -36,6 +37,7 @@ class BrainReadings:
         yield from self._predictions()
         yield from self._control()
         yield from self._workers()
+        yield from self._stranded()
         yield from self._stores()
 
     def _predictions(self) -> Iterator[Reading]:
@@ -68,6 +70,11 @@ class BrainReadings:
             yield "kvrelay_decode_sequences", "Sequences promised by D.", who, loads.sequences[name]
             yield "kvrelay_decode_kv_tokens", "KV promised by D, in tokens.", who, loads.kv_tokens[name]
             yield from _counts("worker", name, member.counts)
+
+    def _stranded(self) -> Iterator[Reading]:
+        sentence = "1 for a worker that no other can exchange KV with, by the field that differs."
+        for row in stranded(self._brain, self._clock()):
+            yield "kvrelay_worker_stranded", sentence, {"worker": row["worker"], "field": row["reason"]}, 1
 
     def _stores(self) -> Iterator[Reading]:
         now = self._clock()

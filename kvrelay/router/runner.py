@@ -61,6 +61,7 @@ class Router:
         self.brain = Brain(
             dead_after_s=config.cluster.dead_after_s,
             transfer_wait_s=config.router.transfer_wait_s,
+            convert_kv_dtype=config.router.convert_kv_dtype,
             local_prefill=config.router.local_prefill == "auto",
         )
         path = config.router.learned_file

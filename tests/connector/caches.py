@@ -38,6 +38,22 @@ def write_broadcast(
     write_dim_major(key[..., :1].expand_as(key), value, key_cache, value_cache, slots)
 
 
+def write_flash(
+    key: torch.Tensor, value: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, slots: torch.Tensor
+) -> None:
+    """Caches as ``[block][token][kv_head][head_dim]`` views: what vLLM's GPU kernels are given."""
+    tokens = key_cache.shape[1]
+    key_cache[slots // tokens, slots % tokens] = key
+    value_cache[slots // tokens, slots % tokens] = value
+
+
+def flash_cache(order: str = "NHD", blocks: int = 12, device: str = "cpu") -> torch.Tensor:
+    """One layer's cache as vLLM allocates it for its GPU kernels: logically ``[block, kv_head, token, K|V]``."""
+    if order == "HND":
+        return torch.zeros(blocks, HEADS, BLOCK_TOKENS, 2 * HEAD_DIM, device=device)
+    return torch.zeros(blocks, BLOCK_TOKENS, HEADS, 2 * HEAD_DIM, device=device).transpose(1, 2)
+
+
 def empty_cache(
     blocks: int = 12, dtype: torch.dtype = torch.float32, *, heads: int = HEADS, block_tokens: int = BLOCK_TOKENS
 ) -> torch.Tensor:

@@ -19,11 +19,16 @@ WAIT_S = 2.0
 class Engine:
     """A scheduler half with a clock of its own."""
 
-    def __init__(self, engine: types.Engine = ENGINE) -> None:
+    def __init__(self, engine: types.Engine = ENGINE, fill_wait_s: float = 0.0) -> None:
         self.client = FakeClient()
         self.now = 0.0
         self.half = SchedulerHalf(
-            cast(StoreClient, self.client), engine, owner="w/1", load_wait_s=WAIT_S, clock=lambda: self.now
+            cast(StoreClient, self.client),
+            engine,
+            owner="w/1",
+            load_wait_s=WAIT_S,
+            fill_wait_s=fill_wait_s,
+            clock=lambda: self.now,
         )
 
     def arrive(self, request: FakeRequest) -> FakeRequest:
@@ -502,3 +507,26 @@ def test_a_page_of_ones_own_that_could_not_be_loaded_is_written_again(engine: En
     engine.half.allocated(second, [4, 5], 100)
     engine.half.loads_finished(["second"], {5})
     assert engine.step(second, 64, 36) == [(64, 32), (96, 4)]
+
+
+def test_a_page_whose_tokens_are_not_known_yet_is_planned_once_they_are(engine: Engine) -> None:
+    """An engine that schedules ahead counts a token as computed a step before it tells which one it is."""
+    request = engine.arrive(prompt(PAGE))
+    assert engine.step(request, 0, PAGE) == [(0, PAGE)]
+    request.tokens += [9] * (PAGE - 1)
+    assert engine.step(request, 2 * PAGE - 1, 1) == []
+    request.tokens.append(9)
+    assert engine.step(request, 2 * PAGE, 1) == [(PAGE, PAGE)]
+
+
+def test_a_page_that_a_device_still_copies_is_not_given_up() -> None:
+    engine = Engine(fill_wait_s=2.0)
+    assert engine.client.arena is not None
+    engine.client.arena.whole = False
+    engine.step(engine.arrive(prompt(PAGE)), 0, PAGE)
+    engine.now = 1.9
+    engine.late()
+    assert engine.client.suspected == []
+    engine.now = 2.0
+    engine.late()
+    assert len(engine.client.suspected) == 1

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from kvrelay.connector.heads import RankHeads
+from kvrelay.connector.layout import BlockLayout
+from kvrelay.connector.mover import HostMover
 from kvrelay.connector.plan import PageCopy, SaveJob, StepPlan
 from kvrelay.connector.worker import WorkerHalf
 from kvrelay.store.arena import Arena
@@ -37,7 +39,8 @@ def worker() -> Iterator[tuple[WorkerHalf, Client]]:
     client = Client(arena)
     layers: dict[str, torch.Tensor] = {f"layer.{i}": caches.empty_cache() for i in range(FORMAT.layers)}
     heads = RankHeads.of(0, 1, caches.HEADS)
-    half = WorkerHalf(cast(StoreClient, client), layers, caches.write_dim_major, heads, load_wait_s=1.0)
+    mover = HostMover(BlockLayout(layers["layer.0"], caches.write_dim_major), client.ring)
+    half = WorkerHalf(cast(StoreClient, client), layers, mover, heads, load_wait_s=1.0)
     yield half, client
     half.close()
     arena.close()

@@ -39,6 +39,26 @@ def test_workers_that_cannot_exchange_are_named_with_the_field() -> None:
     health = examine(fleet, 0.0)
     assert (health.status, health.serving) == ("degraded", True)
     assert health.unpaired == [{"prefill": "p", "decode": "d", "reason": "fingerprint.weights"}]
+    assert "d (fingerprint.weights is not that of p)" in health.why
+
+
+def test_two_revisions_that_each_have_their_pair_are_ok() -> None:
+    fleet = brain()
+    for weights in ("old", "new"):
+        fleet.register_worker(worker(f"p-{weights}", Role.PREFILL, weights=weights), 0.0)
+        fleet.register_worker(worker(f"d-{weights}", Role.DECODE, weights=weights), 0.0)
+    health = examine(fleet, 0.0)
+    assert (health.status, len(health.unpaired), health.stranded) == ("ok", 2, [])
+
+
+def test_a_new_worker_that_nobody_understands_is_told_with_the_field() -> None:
+    fleet = brain()
+    fleet.register_worker(worker("p", Role.PREFILL), 0.0)
+    fleet.register_worker(worker("d", Role.DECODE), 0.0)
+    fleet.register_worker(worker("d-new", Role.DECODE, dtype="float16"), 0.0)
+    health = examine(fleet, 0.0)
+    assert health.status == "degraded"
+    assert health.stranded == [{"worker": "d-new", "other": "p", "reason": "fingerprint.format.dtype"}]
 
 
 def test_a_fleet_that_decodes_only_is_degraded_and_serves() -> None:

@@ -106,6 +106,11 @@ def test_the_long_dead_are_forgotten_and_their_number_is_bounded() -> None:
         (worker("p", Role.BOTH), worker("p", Role.BOTH), NoHandoff(reason="colocated")),
         (worker("p", Role.PREFILL, weights="x"), worker("d", Role.DECODE), NoHandoff(reason="fingerprint.weights")),
         (worker("p", Role.PREFILL), worker("d", Role.DECODE, store="s9"), NoHandoff(reason="store s9 is not ready")),
+        (
+            worker("p", Role.PREFILL, dtype="float32"),
+            worker("d", Role.DECODE),
+            NoHandoff(reason="fingerprint.format.dtype"),
+        ),
     ],
 )
 def test_pairs(prefill: WorkerInfo, decode: WorkerInfo, expected: Handoff | NoHandoff) -> None:
@@ -113,6 +118,16 @@ def test_pairs(prefill: WorkerInfo, decode: WorkerInfo, expected: Handoff | NoHa
     fleet.stores.register(store("s1", "127.0.0.1:9001"), 0.0)
     fleet.stores.register(store("s2", "127.0.0.1:9002"), 0.0)
     assert fleet.pair(prefill, decode, 1.0) == expected
+
+
+def test_kv_types_are_bridged_only_where_the_operator_allows_it() -> None:
+    fleet = Fleet(dead_after_s=2.0, convert_kv_dtype=True)
+    fleet.stores.register(store(), 0.0)
+    decode = worker("d", Role.DECODE)
+    for dtype, expected in (("float32", Handoff(push_to=None, converts=True)), ("bfloat16", Handoff(push_to=None))):
+        assert fleet.pair(worker(f"p-{dtype}", Role.PREFILL, dtype=dtype), decode, 1.0) == expected
+    half = fleet.pair(worker("p-half", Role.PREFILL, dtype="float16"), decode, 1.0)
+    assert half == NoHandoff(reason="fingerprint.format.dtype")
 
 
 def test_a_worker_that_registers_with_new_weights_is_compared_anew() -> None:

@@ -11,9 +11,9 @@ def fingerprint(weights: str = "w1", dtype: str = "bfloat16") -> Fingerprint:
     return Fingerprint(weights=weights, weights_epoch=0, format=fmt, naming=NAMING_VERSION, engine="vllm 0.32.0")
 
 
-def engine(weights: str = "w1", *, kv_tokens: int = 4096, max_model_len: int = 512) -> Engine:
+def engine(weights: str = "w1", *, dtype: str = "bfloat16", kv_tokens: int = 4096, max_model_len: int = 512) -> Engine:
     return Engine(
-        fingerprint=fingerprint(weights),
+        fingerprint=fingerprint(weights, dtype),
         kv_tokens=kv_tokens,
         block_tokens=16,
         max_model_len=max_model_len,
@@ -31,6 +31,7 @@ def worker(
     incarnation: str = "i1",
     model: str = "tiny",
     kv_tokens: int = 4096,
+    dtype: str = "bfloat16",
 ) -> WorkerInfo:
     return WorkerInfo(
         name=name,
@@ -39,7 +40,7 @@ def worker(
         url=url,
         model=model,
         store=store,
-        engine=engine(weights, kv_tokens=kv_tokens),
+        engine=engine(weights, kv_tokens=kv_tokens, dtype=dtype),
     )
 
 

@@ -1,0 +1,56 @@
+"""What a running cluster's router says of its fleet, for `kvrelay doctor`. It must never wait long or change it."""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+
+import msgspec
+
+_WAIT_S = 2.0
+_LONGEST_ANSWER_BYTES = 1 << 20
+
+
+class Stranded(msgspec.Struct, frozen=True):
+    """A worker that no other can exchange KV with."""
+
+    worker: str
+    other: str
+    reason: str
+
+
+class FleetHealth(msgspec.Struct, frozen=True):
+    """The part of a router's /health that a doctor reads."""
+
+    status: str
+    why: str = ""
+    stranded: list[Stranded] = []
+
+    @property
+    def complaints(self) -> list[str]:
+        """One sentence for each thing that is not as meant; empty when all is well."""
+        if self.status == "ok":
+            return []
+        return [_told(row) for row in self.stranded] or [f"{self.status}: {self.why}"]
+
+
+def _told(row: Stranded) -> str:
+    return (
+        f"worker {row.worker} exchanges KV with nobody: {row.reason} is not that of {row.other}; its prompts are "
+        "computed where they are answered. Start both with the same model, dtype and versions"
+    )
+
+
+def fleet_health(url: str) -> FleetHealth | None:
+    """What the router at ``url`` answers; None when it does not answer as one."""
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=_WAIT_S) as response:
+            body = response.read(_LONGEST_ANSWER_BYTES)
+    except urllib.error.HTTPError as error:  # 503 carries the same JSON
+        body = error.read(_LONGEST_ANSWER_BYTES)
+    except OSError:
+        return None
+    try:
+        return msgspec.json.decode(body, type=FleetHealth)
+    except msgspec.DecodeError:
+        return None

@@ -1,0 +1,64 @@
+"""Requests are split only within pairs that understand each other, while two revisions or KV types share one fleet."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from kvrelay.fleet.brain import Brain
+from kvrelay.fleet.flight import Ask
+from kvrelay.policy.route import Path
+from kvrelay.types import RequestFacts, Role
+from tests.fleet.values import store, worker
+
+
+def fleet(*, convert: bool = False) -> Brain:
+    brain = Brain(dead_after_s=2.0, transfer_wait_s=10.0, convert_kv_dtype=convert)
+    brain.register_store(store(), 0.0)
+    return brain
+
+
+def ask(number: int) -> Ask:
+    facts = RequestFacts(request_id=f"r{number}", model="tiny", prompt_tokens=(100,), max_tokens=16, page_names=((),))
+    return Ask(facts=facts, received_s=0.0)
+
+
+def test_in_a_rolling_upgrade_every_request_stays_within_one_revision() -> None:
+    brain = fleet()
+    for weights in ("old", "new"):
+        for role in (Role.PREFILL, Role.DECODE):
+            brain.register_worker(worker(f"{role.value}-{weights}", role, weights=weights), 0.0)
+    pairs: Counter[tuple[str, str]] = Counter()
+    for number in range(20):
+        plan = brain.begin(ask(number), 0.0)
+        assert plan.path is Path.REMOTE_PREFILL
+        pairs[plan.prefills[0].worker, brain.decode_order(f"r{number}", 0.0).worker] += 1
+    assert set(pairs) == {("prefill-old", "decode-old"), ("prefill-new", "decode-new")}
+
+
+def test_a_decode_worker_that_nobody_understands_computes_its_prompts_itself() -> None:
+    brain = fleet()
+    brain.register_worker(worker("p", Role.PREFILL, weights="old"), 0.0)
+    brain.register_worker(worker("d", Role.DECODE, weights="new"), 0.0)
+    plan = brain.begin(ask(1), 0.0)
+    assert (plan.path, plan.local_reason) == (Path.LOCAL, "no_pair")
+
+
+def test_a_like_pair_is_preferred_to_one_that_converts() -> None:
+    brain = fleet(convert=True)
+    brain.register_worker(worker("d", Role.DECODE), 0.0)
+    brain.register_worker(worker("p-unlike", Role.PREFILL, dtype="float32"), 0.0)
+    brain.register_worker(worker("p-like", Role.PREFILL), 0.0)
+    for number in range(5):
+        assert brain.begin(ask(number), 0.0).prefills[0].worker == "p-like"
+        assert brain.decode_order(f"r{number}", 0.0).page_dtypes == ()
+
+
+def test_without_a_like_pair_d_is_told_which_type_to_convert() -> None:
+    brain = fleet(convert=True)
+    brain.register_store(store("s2", "127.0.0.1:9002"), 0.0)
+    brain.register_worker(worker("d", Role.DECODE, store="s2"), 0.0)
+    brain.register_worker(worker("p", Role.PREFILL, dtype="float32"), 0.0)
+    plan = brain.begin(ask(1), 0.0)
+    assert plan.prefills[0].push_to == "127.0.0.1:9002"
+    order = brain.decode_order("r1", 0.0)
+    assert (order.page_dtypes, order.home) == (("float32",), None)
