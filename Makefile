@@ -5,12 +5,12 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install -qq --no-deps --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up test check lint bench docs reference lock clean
+.PHONY: help install demo up test check lint bench bench-handoff docs reference lock clean
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-builtin-rules
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
 
 install: $(VENV)/.serving ## make .venv with kvrelay, vLLM for CPU and all they need
 
@@ -32,8 +32,11 @@ lint: install $(VENV)/.dev
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-bench: install ## run every benchmark in benchmarks/
-	@set -e; for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python -m benchmarks.$$(basename $$file .py); done
+bench: install bench-handoff ## run every benchmark: half an hour, on a machine that does nothing else
+	@for name in naming store; do echo "== $$name"; $(BIN)/python -m benchmarks.$$name || exit 1; done
+
+bench-handoff: install ## measure the hand-off beside vLLM's own, print one table; QUICK=1 takes a third of the time
+	@$(BIN)/python -m benchmarks.handoff $(if $(QUICK),--quick) $(STAGES)
 
 docs: install reference $(VENV)/.docs ## build the documentation into site/, strictly
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

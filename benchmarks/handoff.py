@@ -1,101 +1,137 @@
-"""How long a hand-off takes: from P's HTTP response to D's first token, minus what a one-token prompt takes on D.
+"""The hand-off's figures beside those of vLLM's own, measured in one run: ``make bench-handoff``.
 
-Run:  python -m benchmarks.handoff          (two free cores; SmolLM2 in bfloat16, one prefill and one decode worker)
+Stages run one after another, each with at most two engines, and each writes its figures into ``results/handoff.json``
+when it is over, so that a run can be cut into pieces: ``python -m benchmarks.handoff [--quick] [STAGE ...]``.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import datetime
 import json
-import random
-import statistics
 import time
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-import aiohttp
+from benchmarks import exposed, interference, load, overhead, shaped, wire
+from benchmarks.handoff_table import render, rows
+from benchmarks.machine import describe
+from benchmarks.peers.nixl import Direction, nixl
+from benchmarks.progress import Say, say_with_clock
+from benchmarks.split import Split, config, kvrelay
+from kvrelay.types import Value
 
-from kvrelay.config import ClusterConfig, Config, ModelConfig, RouterConfig, StoreConfig, WorkerConfig
-from kvrelay.deploy.local import LocalCluster
-from kvrelay.deploy.model import fetch
-from kvrelay.types import Role
-
-LENGTHS = (256, 1024, 3000)
-ROUNDS = 7
-MODEL = "smollm2"
 RESULTS = Path(__file__).parent / "results" / "handoff.json"
-
-rng = random.Random(1)
-
-
-def config() -> Config:
-    return Config(
-        model=ModelConfig(name=MODEL),
-        router=RouterConfig(port=0, control_port=0, local_prefill="never"),
-        store=StoreConfig(arena_bytes=2 << 30),
-        worker=WorkerConfig(kv_cache_bytes=512 << 20, max_batched_tokens=512),
-        cluster=ClusterConfig(prefill=1, decode=1),
-    )
+QUICK_RESULTS = Path(__file__).parent / "results" / "handoff-quick.json"
 
 
-def body(tokens: int) -> dict[str, Any]:
-    """A prompt that shares no page with any other."""
-    ids = [rng.randrange(1000, 40000) for _ in range(tokens)]
-    return {"model": MODEL, "prompt": ids, "max_tokens": 8, "temperature": 0, "ignore_eos": True, "stream": True}
+class Size(Value, frozen=True, kw_only=True):
+    """How much is measured."""
+
+    lengths: tuple[int, ...] = (256, 1024, 3000)
+    rounds: int = 5
+    load_s: float = 100.0
+    overhead_lengths: tuple[int, ...] = (512, 2048)
+    overhead_rounds: int = 5
+    wire_rounds: int = 3
+    interference_rounds: int = 6
+    idle_s: float = 20.0
 
 
-async def first_token_s(http: aiohttp.ClientSession, url: str, request: dict[str, Any]) -> tuple[float, str]:
-    """Seconds to the first event of the stream, and the request's id."""
-    start = time.perf_counter()
-    async with http.post(f"{url}/v1/completions", json=request) as response:
-        assert response.status == 200, await response.text()
-        first = 0.0
-        async for line in response.content:
-            if line.startswith(b"data: {") and not first:
-                first = time.perf_counter() - start
-        return first, response.headers.get("x-request-id", "")
+FULL = Size()
+QUICK = Size(
+    lengths=(256, 1024),
+    rounds=3,
+    load_s=30.0,
+    overhead_lengths=(512,),
+    overhead_rounds=4,
+    wire_rounds=1,
+    interference_rounds=1,
+    idle_s=10.0,
+)
 
 
-async def exposed_s(http: aiohttp.ClientSession, url: str, tokens: int) -> dict[str, float]:
-    """One hand-off's timeline, in seconds."""
-    _, request_id = await first_token_s(http, url, body(tokens))
-    async with http.get(f"{url}/kvrelay/requests/{request_id}") as response:
-        events: dict[str, float] = (await response.json())["events"]
-    return {
-        "gap": events["first_token"] - events["prefill_finished"],
-        "prefill": events["prefill_finished"] - events["prefill_started"],
-        "loaded": events["loaded"] - events["prefill_finished"],
-    }
+async def _both(split: Split, size: Size, say: Say) -> dict[str, Any]:
+    """What is measured of ours and of the peers alike."""
+    idle = await exposed.measure(split, size.lengths, size.rounds, say)
+    return {"exposed": idle, "load": await load.measure(split, size.load_s, say)}
 
 
-async def measure() -> dict[str, Any]:
-    async with LocalCluster(config(), model=fetch()) as cluster, aiohttp.ClientSession() as http:
-        decode = next(worker for worker in cluster.workers if worker.role is Role.DECODE)
-        headers = {"Authorization": f"Bearer {cluster.engine_key}"}
-        async with aiohttp.ClientSession(headers=headers) as direct:
-            floors = [(await first_token_s(direct, decode.url, body(1)))[0] for _ in range(3 * ROUNDS)][ROUNDS:]
-        floor = statistics.median(floors)
-        rows: dict[str, Any] = {"floor_ms": round(1e3 * floor, 1)}
-        for tokens in LENGTHS:
-            await exposed_s(http, cluster.url, tokens)
-            runs = [await exposed_s(http, cluster.url, tokens) for _ in range(ROUNDS)]
-            medians = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
-            rows[str(tokens)] = {f"{key}_ms": round(1e3 * value, 1) for key, value in medians.items()}
-            rows[str(tokens)]["exposed_ms"] = round(1e3 * (medians["gap"] - floor), 1)
-        return rows
+async def _ours(size: Size, say: Say) -> dict[str, Any]:
+    async with kvrelay(config()) as service:
+        return await _both(service, size, say)
+
+
+async def _pull(size: Size, say: Say) -> dict[str, Any]:
+    async with nixl(Direction.PULL, say) as service:
+        return await _both(service, size, say)
+
+
+async def _push(size: Size, say: Say) -> dict[str, Any]:
+    async with nixl(Direction.PUSH, say) as service:
+        return await _both(service, size, say)
+
+
+async def _overhead(size: Size, say: Say) -> dict[str, Any]:
+    async with overhead.engines() as pair:
+        prefills = await overhead.prefills(pair, size.overhead_lengths, size.overhead_rounds, say)
+        return {"prefill": prefills, "idle": await overhead.idle(pair, size.idle_s, say)}
+
+
+async def _stores(size: Size, say: Say) -> dict[str, Any]:
+    async with kvrelay(config(stores=2, max_batched_tokens=512)) as service:
+        crossing = await wire.measure(service, size.wire_rounds, say)
+        return {"wire": crossing, "itl": await interference.measure(service, size.interference_rounds, say)}
+
+
+async def _link(_size: Size, say: Say) -> dict[str, Any]:
+    figures = await asyncio.to_thread(shaped.measure)
+    say(f"link of 1 Gbit/s: {figures}")
+    return figures
+
+
+Stage = Callable[[Size, Say], Coroutine[Any, Any, dict[str, Any]]]
+
+STAGES: dict[str, Stage] = {
+    "ours": _ours,
+    "pull": _pull,
+    "push": _push,
+    "overhead": _overhead,
+    "stores": _stores,
+    "link": _link,
+}
+
+
+def run(names: list[str], size: Size, results: Path) -> dict[str, Any]:
+    """Run the stages and merge what they find into ``results``."""
+    found: dict[str, Any] = json.loads(results.read_text()) if results.exists() else {}
+    for name in names:
+        say = say_with_clock(name)
+        say("starting")
+        begin_s = time.monotonic()
+        figures = asyncio.run(STAGES[name](size, say))
+        took_s = round(time.monotonic() - begin_s)
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        found["machine"] = describe()
+        found[name] = {"measured": now, "took_s": took_s, **figures}
+        results.parent.mkdir(exist_ok=True)
+        results.write_text(json.dumps(found, indent=1) + "\n")
+    return found
 
 
 def main() -> None:
-    rows = asyncio.run(measure())
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
-    print(f"one-token prompt on D, first token: {rows['floor_ms']} ms")
-    for tokens in LENGTHS:
-        row = rows[str(tokens)]
-        print(
-            f"{tokens:>5} tokens: prefill {row['prefill_ms']:>7} ms, P to first token {row['gap_ms']} ms, "
-            f"of it hand-off {row['exposed_ms']} ms (KV in D's blocks {row['loaded_ms']} ms after the response)"
-        )
+    parser = argparse.ArgumentParser(description="Measure the hand-off beside vLLM's own, and print one table.")
+    parser.add_argument("stages", nargs="*", metavar="STAGE", help=f"{', '.join(STAGES)}; all when none is named")
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter measurements, in a file of their own")
+    options = parser.parse_args()
+    unknown = set(options.stages) - set(STAGES)
+    if unknown:
+        parser.error(f"unknown stages: {', '.join(sorted(unknown))}; known: {', '.join(STAGES)}")
+    size, results = (QUICK, QUICK_RESULTS) if options.quick else (FULL, RESULTS)
+    found = run(options.stages or list(STAGES), size, results)
+    print(render(rows(found)))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,54 @@
+"""Tests of benchmarks/handoff_table.py: what is read from the figures, and that no miss is hidden."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks.handoff_table import render, rows
+
+
+def stage(exposed_ms: float, gap_p50_ms: float = 40.0, ttft_ms: float = 300.0) -> dict[str, Any]:
+    spread = {"p50_ms": gap_p50_ms, "p99_ms": 90.0}
+    load = {"gap": spread, "stream_ttft": {"p50_ms": ttft_ms}, "stream_itl": {"p50_ms": 20.0}}
+    return {"exposed": {"3000": {"exposed_ms": exposed_ms}}, "load": load}
+
+
+def test_stages_that_did_not_run_give_no_rows() -> None:
+    assert rows({"machine": {"cores": 2}}) == []
+
+
+def test_the_peers_stand_beside_ours_in_the_same_row() -> None:
+    row = rows({"ours": stage(-9.0), "pull": stage(65.0), "push": stage(60.0)})[0]
+    assert (row.ours, row.peer, row.met) == ("-9 ms", "pull 65 / push 60 ms", True)
+
+
+def test_a_gap_under_load_is_told_in_steps_of_the_decode_worker_too() -> None:
+    assert rows({"ours": stage(-9.0)})[1].ours == "40 ms (2.0 of D's steps)"
+
+
+def test_a_peer_that_was_not_measured_is_left_out() -> None:
+    assert rows({"ours": stage(-9.0)})[0].peer == "-"
+
+
+@pytest.mark.parametrize(("exposed_ms", "met"), [(10.0, True), (10.1, False)])
+def test_a_target_is_met_up_to_and_with_its_value(exposed_ms: float, met: bool) -> None:
+    assert rows({"ours": stage(exposed_ms)})[0].met is met
+
+
+def test_one_byte_of_a_warm_prompt_misses_the_target() -> None:
+    wire = {"left_share": 0.004, "warm_share": 1e-6}
+    left, warm = rows({"stores": {"wire": wire}})
+    assert (left.met, warm.met) == (True, False)
+
+
+def test_a_stage_may_write_its_rows_itself() -> None:
+    row = {"what": "64 MB", "peer": "1.1 GB/s", "ours": "2.6 GB/s", "target": ">= 2.5 GB/s", "met": True}
+    assert [made.what for made in rows({"store": {"took_s": 3, "rows": [row]}})] == ["64 MB"]
+
+
+def test_what_missed_its_target_says_so() -> None:
+    lines = render(rows({"ours": stage(11.0)})).splitlines()
+    assert "MISSED" in lines[2]
+    assert "MISSED" not in lines[3]
