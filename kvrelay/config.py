@@ -107,7 +107,10 @@ class WorkerConfig(Section, frozen=True, kw_only=True):
         int, Meta(ge=1, le=64, description="Ranks (processes) that share each model; they split the engine's cores.")
     ] = 1
     kv_cache_bytes: Annotated[Positive, Meta(description="Memory for the engine's KV blocks, of each rank.")] = 1 << 30
-    max_batched_tokens: Annotated[Positive, Meta(description="Token budget of one step: the prefill chunk.")] = 512
+    max_batched_tokens: Annotated[Positive, Meta(description="Token budget of one step: the prefill chunk.")] = 256
+    shared_chunk_tokens: Annotated[
+        int, Meta(ge=0, description="Most tokens of one prompt in a step that others could use too; 0: no such limit.")
+    ] = 64
     max_model_len: Annotated[int, Meta(ge=0, description="Longest prompt + answer; 0: the model's own.")] = 0
     block_tokens: Annotated[int, Meta(ge=0, description="Engine block size in tokens; 0: the engine's own.")] = 0
     page_tokens: Annotated[Positive, Meta(description="Tokens of a page.")] = 32

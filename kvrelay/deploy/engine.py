@@ -36,6 +36,8 @@ class EngineSpec(Value, frozen=True, kw_only=True):
     dtype: str = "auto"
     kv_cache_bytes: int = 1 << 30
     max_batched_tokens: int = 512
+    shared_chunk_tokens: int = 0
+    """0: a long prompt may take the whole budget of every step."""
     max_model_len: int = 0
     """0: the model's own."""
     block_tokens: int = 0
@@ -63,6 +65,7 @@ def engine_spec(config: Config, model_path: Path, *, port: int, cpus: tuple[int,
         tensor_parallel=worker.tensor_parallel,
         kv_cache_bytes=worker.kv_cache_bytes,
         max_batched_tokens=worker.max_batched_tokens,
+        shared_chunk_tokens=worker.shared_chunk_tokens,
         max_model_len=worker.max_model_len,
         block_tokens=worker.block_tokens,
         on_bad_page=worker.on_bad_page,
@@ -81,6 +84,7 @@ def engine_command(spec: EngineSpec) -> list[str]:
         *("--kv-cache-memory-bytes", str(spec.kv_cache_bytes)),
         *("--max-num-batched-tokens", str(spec.max_batched_tokens)),
         *("--tensor-parallel-size", str(spec.tensor_parallel)),
+        *("--long-prefill-token-threshold", str(spec.shared_chunk_tokens)),
         "--enable-prompt-tokens-details",
         "--enable-scale-out",
         "--no-enable-log-requests",

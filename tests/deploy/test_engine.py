@@ -23,6 +23,7 @@ CONNECTOR = ConnectorConfig(
     page_tokens=32,
     load_wait_s=2.0,
 )
+BUDGET_FLAG, SHARED_FLAG = "--max-num-batched-tokens", "--long-prefill-token-threshold"
 
 
 def value(command: list[str], flag: str) -> str:
@@ -57,6 +58,14 @@ def test_sizes_are_left_to_the_engine_unless_given() -> None:
     command = engine_command(msgspec.structs.replace(SPEC, max_model_len=2048, block_tokens=64))
     assert value(command, "--max-model-len") == "2048"
     assert value(command, "--block-size") == "64"
+
+
+def test_a_long_prompt_leaves_room_in_a_step_for_others_and_takes_all_of_it_when_told() -> None:
+    spec = engine_spec(Config(), Path("/models/m"), port=1, cpus=(0,))
+    shared, budget = (int(value(engine_command(spec), flag)) for flag in (SHARED_FLAG, BUDGET_FLAG))
+    assert 0 < shared < budget
+    greedy = engine_spec(Config(worker=WorkerConfig(shared_chunk_tokens=0)), Path("/models/m"), port=1, cpus=(0,))
+    assert value(engine_command(greedy), SHARED_FLAG) == "0"
 
 
 def test_a_block_size_that_the_engine_lacks_is_refused() -> None:
