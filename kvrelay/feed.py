@@ -35,9 +35,10 @@ class Feed:
         heartbeat: Callable[[], Heartbeat],
         heartbeat_s: float,
         pages: PageLog | None = None,
+        heard: Callable[[Message], None] = lambda message: None,
     ) -> None:
         self._lines = [
-            RouterLine(router, key, sender, registration, heartbeat, heartbeat_s, pages) for router in routers
+            RouterLine(router, key, sender, registration, heartbeat, heartbeat_s, pages, heard) for router in routers
         ]
 
     def __repr__(self) -> str:
@@ -78,7 +79,9 @@ class RouterLine:
         heartbeat: Callable[[], Heartbeat],
         heartbeat_s: float,
         pages: PageLog | None = None,
+        heard: Callable[[Message], None] = lambda message: None,
     ) -> None:
+        self._heard = heard
         self._router = router
         self._key = key
         self._sender = sender
@@ -191,6 +194,8 @@ class RouterLine:
             if isinstance(message, PagesWanted) and self._log is not None:
                 self._pages = self._log.follow(message.after)
                 self._posted.set()
+            else:
+                self._heard(message)
 
     async def _leave(self, link: Channel) -> None:
         us = self._heartbeat()

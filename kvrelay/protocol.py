@@ -420,6 +420,12 @@ class Heartbeat(Message, frozen=True, kw_only=True):
     """A store's ways to its peers."""
 
 
+class Neighbours(Message, frozen=True, kw_only=True):
+    """A router tells a store where the others are: it tests its paths to them before they are needed."""
+
+    addresses: list[str]
+
+
 class Leaving(Message, frozen=True, kw_only=True):
     """A clean goodbye: the sender will not answer from now on."""
 
@@ -496,7 +502,7 @@ AnyMessage = (
     | Acquire | Acquired | Release | Suspect | Exists | Existing | Describe | Described | Report
     | PushOpen | PushPages | PushWanted | Segments | Written | Taken | PushDamaged | PushClosed
     | Meet | Met | Join | FindArena | ArenaFound | Probe | Probed | Nudge
-    | RegisterWorker | RegisterStore | Heartbeat | Leaving | TransferEvent
+    | RegisterWorker | RegisterStore | Neighbours | Heartbeat | Leaving | TransferEvent
     | PagesWanted | PageEvents | PageSnapshot
 )  # fmt: skip
 

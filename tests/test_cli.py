@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes.util
 import os
 import re
@@ -14,10 +15,14 @@ import pytest
 from typer.testing import CliRunner
 
 from kvrelay import __version__
+from kvrelay.channel import Channel, Listener, bind_unix
 from kvrelay.cli import app
 from kvrelay.cli.up import _example
+from kvrelay.deploy.key import read_key
 from kvrelay.deploy.ports import free_port
 from kvrelay.deploy.tiny import make_tiny
+from kvrelay.protocol import Described, LinkReport
+from kvrelay.types import Transport
 
 COMMANDS = [["up"], ["ask"], ["demo"], ["doctor"], ["store"], ["router"], ["worker"], ["model", "fetch"]]
 
@@ -262,3 +267,26 @@ def test_the_doctor_leaves_a_long_path_whole_in_a_narrow_window(tmp_path: Path) 
     result = kvrelay("doctor", "--config", str(file), columns=80)
     assert str(model.resolve()) in result.stdout
     assert all(line == line.rstrip() for line in result.stdout.splitlines())
+
+
+async def test_the_doctor_shows_how_a_store_reaches_the_others(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("5a" * 32)
+    key.chmod(0o600)
+    way = LinkReport(peer="127.0.0.1:9", transport=Transport.TCP, rank=1, bytes_per_s=2.5e9, latency_s=0.0003)
+    lost = LinkReport(peer="127.0.0.1:9", transport=Transport.NIXL, problem="the peer does not offer it")
+
+    async def serve(link: Channel) -> None:
+        await link.recv()
+        await link.send(Described(id=1, counts={}, links=[way, lost]))
+
+    listener = Listener(bind_unix(tmp_path / "s.sock"), read_key(key), receiver="s", purposes={"client"}, serve=serve)
+    task = asyncio.create_task(listener.run())
+    arguments = ("doctor", "--store", str(tmp_path / "s.sock"), "--key-file", str(key))
+    result = await asyncio.to_thread(lambda: kvrelay(*arguments))
+    assert "tcp: 2.50 GB/s, round trip 0.30 ms; taken" in result.stdout
+    assert "nixl: not used, the peer does not offer it" in result.stdout
+    assert result.returncode == 0
+    assert "--key-file" in (await asyncio.to_thread(lambda: kvrelay(*arguments[:3]))).stderr
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import importlib.metadata
 import platform
@@ -9,6 +10,7 @@ import sys
 import textwrap
 from enum import StrEnum
 from pathlib import Path
+from typing import Annotated
 
 import psutil
 import typer
@@ -17,9 +19,11 @@ from kvrelay.channel import reachable
 from kvrelay.cli.running import fleet_health
 from kvrelay.cli.settings import ConfigFile, load
 from kvrelay.cli.terminal import console, reported
+from kvrelay.cli.ways import in_words, is_used, ways_of
 from kvrelay.config import Config, RouterConfig
 from kvrelay.deploy import cores
 from kvrelay.deploy.command import program
+from kvrelay.deploy.key import read_key
 from kvrelay.deploy.model import model_path
 from kvrelay.deploy.ports import CONTROL_PORT, holder, is_free
 from kvrelay.errors import Misconfigured
@@ -50,15 +54,25 @@ class Finding(Value, frozen=True, kw_only=True):
     text: str
 
 
-def doctor(config: ConfigFile = None) -> None:
+def doctor(
+    config: ConfigFile = None,
+    store: Annotated[
+        Path | None,
+        typer.Option(help="Socket of a running store: its ways to the others, as tested.", show_default=False),
+    ] = None,
+    key_file: Annotated[
+        Path | None, typer.Option(help="File with the cluster's shared key, for --store.", show_default=False)
+    ] = None,
+) -> None:
     """Check Python, vLLM, cores, memory, model, ports and a running cluster, and say what to do about what is wrong.
 
-    Ends with status 1 when a cluster could not start here.
+    With --store, ask a running store for its ways to the others instead: which transport carries the pages, how fast
+    it was in its test, and why others are not used. Ends with status 1 when a cluster could not start here.
 
-    Example:  kvrelay doctor
+    Example:  kvrelay doctor --store /run/kvrelay/store.sock --key-file key
     """
     with reported():
-        found = findings(load(config))
+        found = findings(load(config)) if store is None else _ways(store, key_file)
     colours = {Verdict.GOOD: "green", Verdict.WARNING: "yellow", Verdict.BAD: "bold red"}
     for finding in found:
         console.print(f"{finding.verdict:<{_VERDICT_CELLS}}", style=colours[finding.verdict], end="")
@@ -79,6 +93,15 @@ def _wrapped(finding: Finding) -> str:
         break_on_hyphens=False,
     )
     return "\n".join(lines)
+
+
+def _ways(store: Path, key_file: Path | None) -> list[Finding]:
+    if key_file is None:
+        raise Misconfigured("--store needs --key-file: a store answers to those who hold the cluster's key")
+    ways = asyncio.run(ways_of(store, read_key(key_file)))
+    if not ways:
+        return [_finding("paths", True, "this store has no peer")]
+    return [_finding("path", is_used(way), in_words(way), Verdict.WARNING) for way in ways]
 
 
 def findings(config: Config) -> list[Finding]:

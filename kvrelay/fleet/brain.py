@@ -109,7 +109,9 @@ class Brain:
     def heartbeat(self, member: WorkerInfo | StoreInfo, beat: Heartbeat, now: float) -> bool:
         """``member`` is what the link registered as; False when another has its name now."""
         roster = self._roster(member)
-        return roster.hear(member.name, beat.incarnation, healthy=beat.healthy, counts=beat.counts, now=now)
+        return roster.hear(
+            member.name, beat.incarnation, healthy=beat.healthy, counts=beat.counts, now=now, ways=beat.links
+        )
 
     def _roster(self, member: WorkerInfo | StoreInfo) -> Roster[WorkerInfo] | Roster[StoreInfo]:
         return self.fleet.workers if isinstance(member, WorkerInfo) else self.fleet.stores

@@ -3,19 +3,21 @@ a member that is silent, unhealthy or of an old incarnation gets no work."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from kvrelay.errors import Malformed, Refused
 from kvrelay.identity import ByConversion, Exact, Unlike, can_exchange
 from kvrelay.policy.patience import SILENT_LEASES
+from kvrelay.protocol import LinkReport
 from kvrelay.types import Role, StoreInfo, Value, WorkerInfo
 
 MAX_MEMBERS = 1024
 FORGET_S = 600.0
 """How long a dead member stays visible in health."""
 MAX_COUNTS = 256
+MAX_WAYS = 1024
 MAX_REMEMBERED_PAIRS = 16_384
 
 Info = TypeVar("Info", WorkerInfo, StoreInfo)
@@ -36,6 +38,8 @@ class Member(Generic[Info]):
     lost: bool = False
     """Its silence was noticed and acted upon."""
     counts: dict[str, int] = field(default_factory=dict)
+    ways: tuple[LinkReport, ...] = ()
+    """A store's ways to its peers, as it last told."""
 
     def alive(self, now: float, dead_after_s: float) -> bool:
         return not self.left and now - self.heard_s <= dead_after_s
@@ -90,7 +94,16 @@ class Roster(Generic[Info]):
         if member is not None and member.info.incarnation == incarnation:
             member.links += opened
 
-    def hear(self, name: str, incarnation: str, *, healthy: bool, counts: dict[str, int], now: float) -> bool:
+    def hear(
+        self,
+        name: str,
+        incarnation: str,
+        *,
+        healthy: bool,
+        counts: dict[str, int],
+        now: float,
+        ways: Sequence[LinkReport] = (),
+    ) -> bool:
         """Renew a member's lease; False when it is not the current incarnation's to renew."""
         member = self._current(name, incarnation)
         if member is None:
@@ -99,6 +112,7 @@ class Roster(Generic[Info]):
         if healthy:
             member.well_s = now
         member.counts = dict(list(counts.items())[:MAX_COUNTS])
+        member.ways = tuple(ways[:MAX_WAYS])
         return True
 
     def leave(self, name: str, incarnation: str) -> bool:

@@ -14,6 +14,7 @@ from kvrelay.protocol import (
     Heartbeat,
     Leaving,
     Message,
+    Neighbours,
     PageEvents,
     PageSnapshot,
     PagesWanted,
@@ -54,10 +55,12 @@ class FeedServer:
         try:
             member = self._register(await channel.recv())
             self._brain.link(member, 1)
+            told: list[str] = []
             try:
                 await self._ask(channel, self._brain.pages_wanted(member, self._clock()))
                 while True:
                     await self._ask(channel, self._take(member, await channel.recv()))
+                    told = await self._tell(channel, member, told)
             finally:
                 self._brain.link(member, -1)
         except Refused:
@@ -68,6 +71,16 @@ class FeedServer:
     async def _ask(self, channel: Channel, question: PagesWanted | None) -> None:
         if question is not None:
             await channel.send(question, stall_s=ASK_STALL_S)
+
+    async def _tell(self, channel: Channel, member: Member, told: list[str]) -> list[str]:
+        """Tell a store where its peers are, if it was not told so: after each word of its own, so with each beat."""
+        if isinstance(member, WorkerInfo):
+            return told
+        stores = self._brain.fleet.stores.usable(self._clock())
+        others = [store.address for store in stores if store.name != member.name]
+        if others != told:
+            await channel.send(Neighbours(addresses=others), stall_s=ASK_STALL_S)
+        return others
 
     def _renew(self, member: Member, beat: Heartbeat) -> None:
         current = self._brain.heartbeat(member, beat, self._clock())

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from kvrelay.channel import Listener
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.health import stranded
 from kvrelay.policy.breaker import State
+from kvrelay.protocol import LinkReport
 
 Reading = tuple[str, str, dict[str, str], float]
 
@@ -83,6 +84,16 @@ class BrainReadings:
             ready = self._brain.fleet.stores.is_usable(name, now)
             yield "kvrelay_store_ready", "1 when the store is heard.", {"store": name}, ready
             yield from _counts("store", name, member.counts)
+            yield from self._ways(name, member.ways)
+
+    def _ways(self, store: str, ways: Iterable[LinkReport]) -> Iterator[Reading]:
+        """How one store reaches the others; a peer that no router knows goes by its address."""
+        names = {member.info.address: member.info.name for member in self._brain.fleet.stores}
+        for way in ways:
+            labels = {"store": store, "peer": names.get(way.peer, way.peer), "transport": way.transport.value}
+            yield "kvrelay_link_rank", "1: pages go this way; 2, ...: when those fail; 0: not used.", labels, way.rank
+            yield "kvrelay_link_bytes_per_second", "Speed of a path in its test.", labels, way.bytes_per_s
+            yield "kvrelay_link_latency_seconds", "Round trip of a path in its test.", labels, way.latency_s
 
 
 def _counts(kind: str, name: str, counts: dict[str, int]) -> Iterator[Reading]:

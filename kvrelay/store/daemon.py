@@ -17,7 +17,7 @@ from kvrelay.channel import Channel, Listener, bind_tcp, bind_unix, is_everywher
 from kvrelay.config import Config
 from kvrelay.errors import Misconfigured
 from kvrelay.feed import Feed
-from kvrelay.protocol import Heartbeat, RegisterStore
+from kvrelay.protocol import Heartbeat, Message, Neighbours, RegisterStore
 from kvrelay.store.inbound import Inbound
 from kvrelay.store.keeper import Keeper
 from kvrelay.store.peers import Peers
@@ -48,6 +48,7 @@ class StoreDaemon:
             registration=RegisterStore(store=self.info),
             heartbeat=self._heartbeat,
             heartbeat_s=config.cluster.heartbeat_s,
+            heard=self._heard,
         )
         self._listeners: list[Listener] = []
         self._watched: set[int] = set()
@@ -124,10 +125,20 @@ class StoreDaemon:
             "events_dropped": self._feed.dropped,
         }
 
+    def _heard(self, message: Message) -> None:
+        if isinstance(message, Neighbours):
+            self.peers.meet(message.addresses)
+
     def _heartbeat(self) -> Heartbeat:
         healthy = all(listener.is_sound for listener in self._listeners)
         counts = self.keeper.describe()
-        return Heartbeat(name=self.info.name, incarnation=self.info.incarnation, healthy=healthy, counts=counts)
+        return Heartbeat(
+            name=self.info.name,
+            incarnation=self.info.incarnation,
+            healthy=healthy,
+            counts=counts,
+            links=self.peers.reports,
+        )
 
 
 def _bind_local(path: Path) -> socket.socket:

@@ -117,7 +117,7 @@ class Session:
                 case Exists():
                     return Existing(id=message.id, present=self._keeper.exists(message.names, now))
                 case Describe():
-                    return Described(id=message.id, counts=self._keeper.describe())
+                    return Described(id=message.id, counts=self._keeper.describe(), links=self._peers.reports)
         except Overloaded as error:
             return _rejected(message.id, error)
 

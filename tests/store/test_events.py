@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 
 from kvrelay.channel import Channel, Listener, bind_tcp
-from kvrelay.protocol import Heartbeat, Message, NewPage, RegisterStore, TransferEvent
+from kvrelay.protocol import Heartbeat, LinkReport, Message, Neighbours, NewPage, RegisterStore, TransferEvent
 from kvrelay.store.client import StoreClient
 from kvrelay.types import Stage, Transport
 from tests.store.conftest import FORMAT, KEY, StoreProcess, page_name, payload
@@ -20,13 +20,20 @@ Connect = Callable[..., StoreClient]
 class Ear:
     """A router that only listens."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, tell: Message | None) -> None:
         self.address = address
+        self._tell = tell
         self.heard: list[Message] = []
 
     async def serve(self, link: Channel) -> None:
+        if self._tell is not None:
+            await link.send(self._tell)
         while True:
             self.heard.append(await link.recv())
+
+    def links(self) -> list[LinkReport]:
+        """As the last heartbeat said."""
+        return next((beat.links for beat in reversed(self.heard) if isinstance(beat, Heartbeat)), [])
 
     def stages(self, transfer: str) -> list[tuple[str, Stage]]:
         events = [message for message in self.heard if isinstance(message, TransferEvent)]
@@ -38,10 +45,10 @@ class Ear:
 
 
 @contextlib.asynccontextmanager
-async def listening() -> AsyncIterator[Ear]:
+async def listening(tell: Message | None = None) -> AsyncIterator[Ear]:
     sock = bind_tcp("127.0.0.1", 0)
     host, port = sock.getsockname()
-    ear = Ear(f"{host}:{port}")
+    ear = Ear(f"{host}:{port}", tell)
     listener = Listener(sock, KEY, receiver="router", purposes={"feed"}, serve=ear.serve)
     task = asyncio.create_task(listener.run())
     try:
@@ -155,3 +162,15 @@ async def test_the_end_of_a_writer_fails_its_transfer_once(start_store: Start, c
         await eventually(lambda: bool(ear.stages("t")))
         await asyncio.sleep(0.2)
         assert ear.stages("t") == [("store-0", Stage.FAILED)]
+
+
+async def test_stores_test_their_paths_as_soon_as_a_router_names_their_peers(start_store: Start) -> None:
+    peer = await asyncio.to_thread(lambda: start_store("store-1"))
+
+    async with listening(tell=Neighbours(addresses=[peer.address, "192.0.2.1:9"])) as ear:
+        await asyncio.to_thread(lambda: start_store(routers=(ear.address,)))
+        await eventually(lambda: any(link.rank == 2 for link in ear.links()), within_s=20)
+        assert {link.peer for link in ear.links()} == {peer.address}  # another machine's was never dialled
+        used = [link for link in ear.links() if link.rank]
+        assert {link.transport for link in used} >= {Transport.TCP, Transport.SHM}
+        assert all(link.bytes_per_s > 1e6 and 0 < link.latency_s < 5 for link in used)

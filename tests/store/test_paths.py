@@ -36,7 +36,7 @@ KINDS: list[Any] = [CONTROL, Transport.TCP, Transport.SHM]
 DIRECT: list[Any] = [Transport.SHM]
 
 
-async def eventually(check: Callable[[], object], within_s: float = 10.0) -> None:
+async def eventually(check: Callable[[], object], within_s: float = 30.0) -> None:
     async with asyncio.timeout(within_s):
         while not check():
             await asyncio.sleep(0.005)

@@ -1,0 +1,32 @@
+"""What a running store says of its ways to the other stores, for ``kvrelay doctor``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kvrelay import channel
+from kvrelay.protocol import Describe, Described, LinkReport
+
+
+async def ways_of(socket: Path, key: bytes) -> list[LinkReport]:
+    """Ask the store at ``socket``. Raises ``Lost``, ``Refused``, ``Malformed``."""
+    link = await channel.connect(socket, key, sender="doctor", purpose="client")
+    try:
+        async with channel.in_time(socket):
+            await link.send(Describe(id=1))
+            return (await channel.expect(link, Described)).links
+    finally:
+        link.close()
+
+
+def is_used(way: LinkReport) -> bool:
+    """Whether pages may go this way."""
+    return way.rank > 0
+
+
+def in_words(way: LinkReport) -> str:
+    """One line about one way."""
+    if not is_used(way):
+        return f"to {way.peer} by {way.transport}: not used, {way.problem}"
+    speed = f"{way.bytes_per_s / 1e9:.2f} GB/s, round trip {way.latency_s * 1e3:.2f} ms"
+    return f"to {way.peer} by {way.transport}: {speed}; {'taken' if way.rank == 1 else 'taken if those above fail'}"
