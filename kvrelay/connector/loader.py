@@ -104,7 +104,7 @@ class _Load:
         self._staging.copy(self.usable, self.layer)
         self._verify()
         if self.usable:
-            key, value, first = self._wanted()
+            key, value, first = self._wanted(kv_layer.dtype)
             blocks, offsets = token_slots(self.job.blocks, first, len(key), self._layout.block_tokens)
             self._layout.scatter(kv_layer, blocks * self._layout.block_tokens + offsets, key, value)
         self.layer += 1
@@ -119,12 +119,15 @@ class _Load:
         if not still.all():
             self.give_up_from(int(np.argmin(still)), "load_slot_reused")
 
-    def _wanted(self) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """K and V of the wanted positions, each ``[n, kv_head, head_dim]``, and the first position."""
+    def _wanted(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """K and V of the wanted positions, each ``[n, kv_head, head_dim]`` of ``dtype``, and the first position.
+
+        Pages of another type are converted here, rounding to the nearest; those of ``dtype`` are left as they are.
+        """
         key, value = self._staging.keys_values(self.usable)
         first = self.job.pages[0].start
         skip = max(0, self.job.begin - first)
-        return key[skip:], value[skip:], first + skip
+        return key[skip:].to(dtype), value[skip:].to(dtype), first + skip
 
     def result(self) -> LoadResult:
         bad: frozenset[int] = frozenset()
@@ -152,7 +155,7 @@ class Loader:
         self._heads = heads
         self._wait_s = wait_s
         self._clock = clock
-        self._todo: SimpleQueue[tuple[LoadJob, Arena | None, int] | None] = SimpleQueue()
+        self._todo: SimpleQueue[tuple[LoadJob, Callable[[], Arena | None], int] | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._pending: dict[str, LoadJob] = {}
         self._dead = False
@@ -164,14 +167,14 @@ class Loader:
     def __repr__(self) -> str:
         return f"<Loader {len(self._pending)} pending, {len(self._done)} to report>"
 
-    def start(self, job: LoadJob, arena: Arena | None, epoch: int) -> None:
-        """Queue a load from ``arena``, whose epoch must be ``epoch``."""
+    def start(self, job: LoadJob, find: Callable[[], Arena | None], epoch: int) -> None:
+        """Queue a load from the arena that ``find`` gives the loader's thread; its epoch must be ``epoch``."""
         with self._lock:
             self._pending[job.request_id] = job
             if self._dead:
                 self._done.append(self._crashed(job))
             else:
-                self._todo.put((job, arena, epoch))
+                self._todo.put((job, find, epoch))
 
     def cancel(self, request_id: str) -> None:
         """Stop a load soon. It is reported like any other; an unknown or reported one is left alone."""
@@ -223,7 +226,8 @@ class Loader:
             item = self._todo.get()
             if item is None:
                 return False
-            job, arena, epoch = item
+            job, find, epoch = item
+            arena = find()
             if arena is None or arena.epoch != epoch or job.request_id in self._cancelled:
                 reason = "load_cancelled" if job.request_id in self._cancelled else "load_wrong_epoch"
                 self._report(LoadResult(job.request_id, self._all_blocks(job), (), {reason: 1}))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from kvrelay.types import PageFormat
+
 
 @dataclass(frozen=True, slots=True)
 class PageCopy:
@@ -39,6 +41,8 @@ class LoadJob:
     """First position to write; positions below are in the blocks already."""
     end: int
     """One past the last position to write."""
+    format: PageFormat | None = None
+    """Of the pages, where it is not the engine's own: they are converted."""
 
 
 @dataclass

@@ -29,6 +29,7 @@ class SaveProgress:
         """Leading full pages that are planned or in the store."""
         self._present: set[int] = set()
         self._tail_done = False
+        self._stopped = False
         self._short = 0
         """Most pages that found no slot in one step: those already counted."""
 
@@ -62,6 +63,10 @@ class SaveProgress:
         self._done = min(self._done, first)
         self._tail_done = False
 
+    def stop(self) -> None:
+        """Save nothing from here on: what follows builds on converted KV, and a name promises exact pages."""
+        self._stopped = True
+
     def saved_names(self) -> list[PageName]:
         """Names of the leading full pages that were planned or are in the store."""
         return self._names[: self._done]
@@ -78,6 +83,8 @@ class SaveProgress:
 
         Returns the job, the announcements that go with it, and how many more pages than ever found no free slot.
         """
+        if self._stopped:
+            return None, [], 0
         ids = request.all_token_ids
         known = min(computed, len(ids))
         identity.extend_names(self._names, self._root, ids, self._page_tokens)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 
@@ -17,11 +16,12 @@ from kvrelay.connector.fresh import FreshPages
 from kvrelay.connector.lookup import Lookup
 from kvrelay.connector.plan import LoadJob, PageCopy, SaveJob, StepPlan
 from kvrelay.connector.saves import SaveProgress
+from kvrelay.connector.search import Found, Search, foreign_types
 from kvrelay.connector.unfilled import PlannedPages
 from kvrelay.errors import Malformed
 from kvrelay.protocol import DecodeLeg, NewPage, PrefillLeg, read_handoff
 from kvrelay.store.client import StoreClient
-from kvrelay.types import Engine, PageName, SlotRef, Stage
+from kvrelay.types import Engine, Fingerprint, PageName, SlotRef, Stage
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,9 @@ class Tracked:
     """One request that the engine holds."""
 
     saves: SaveProgress
-    lookup: Lookup | None
+    search: Search | None
+    lease: str = ""
+    """Holds the pins of the load in flight."""
     no_load: bool = False
     """A load of this request failed: the rest is computed, or the engine would ask for ever."""
     load: LoadJob | None = None
@@ -93,9 +95,10 @@ class SchedulerHalf:
         saves = SaveProgress(root, self._page_tokens, transfer, self._engine.page_writers)
         names = saves.names(request)
         transfers = leg.transfers if isinstance(leg, DecodeLeg) else []
-        lookup = self._search(request, names, transfers)
+        foreign = foreign_types(self._engine.fingerprint, leg.page_dtypes if isinstance(leg, DecodeLeg) else ())
+        search = self._search(request, names, transfers, foreign)
         home = leg.home if isinstance(leg, DecodeLeg) else None
-        self._requests[request.request_id] = Tracked(saves, lookup, transfers=tuple(transfers), home=home)
+        self._requests[request.request_id] = Tracked(saves, search, transfers=tuple(transfers), home=home)
         if isinstance(leg, PrefillLeg):
             self._client.open_transfer(leg.transfer, names, request.num_prompt_tokens, leg.push_to)
 
@@ -107,9 +110,23 @@ class SchedulerHalf:
             self._client.report({"handoffs_malformed": 1})
             return None
 
-    def _search(self, request: EngineRequest, names: list[Any], transfers: list[str]) -> Lookup:
-        lease = f"{self._owner}/{request.request_id}"
-        return Lookup(self._client, lease, names, transfers, now=self._clock(), wait_s=self._load_wait_s)
+    def _search(
+        self,
+        request: EngineRequest,
+        names: list[PageName],
+        transfers: list[str],
+        foreign: Sequence[Fingerprint] = (),
+    ) -> Search:
+        def look(ending: str, names: list[PageName]) -> Lookup:
+            lease = f"{self._owner}/{request.request_id}{ending}"
+            return Lookup(self._client, lease, names, transfers, now=self._clock(), wait_s=self._load_wait_s)
+
+        others = []
+        for other in foreign:
+            root = identity.root_name(other, salt=request.cache_salt or "")
+            named = identity.name_pages(root, request.all_token_ids, self._page_tokens)
+            others.append((other.format, look(f"/{other.format.dtype}", named)))
+        return Search(look("", names), others)
 
     # ------------------------------------------------------------ admission
 
@@ -123,18 +140,15 @@ class SchedulerHalf:
             # Of a full hit vLLM computes the last token again. With one token that leaves none computed, and
             # it would ask here and load for ever.
             return 0
-        if tracked.lookup is None:
+        if tracked.search is None:
             # Preempted, and back: the answer of its first admission is stale.
-            tracked.lookup = self._search(request, tracked.saves.names(request), [])
-        if not tracked.lookup.settled(self._clock()):
+            tracked.search = self._search(request, tracked.saves.names(request), [])
+        if not tracked.search.settled(self._clock()):
             return None
-        tokens = self._loadable_tokens(request, tracked.lookup) - local_tokens
+        tokens = min(tracked.search.best().tokens, request.num_tokens) - local_tokens
         if tokens <= 0:
             return 0
-        return None if self._lacks_room(request, tracked.lookup, local_tokens) else tokens
-
-    def _loadable_tokens(self, request: EngineRequest, lookup: Lookup) -> int:
-        return min(sum(page.tokens for page in lookup.usable()), request.num_tokens)
+        return None if self._lacks_room(request, tracked.search.own, local_tokens) else tokens
 
     def _lacks_room(self, request: EngineRequest, lookup: Lookup, local_tokens: int) -> bool:
         """Whether the load's blocks are not free now: answering would stop the queue behind this request.
@@ -150,28 +164,31 @@ class SchedulerHalf:
     def allocated(self, request: EngineRequest, blocks: list[int], external_tokens: int) -> None:
         """Blocks exist: with ``external_tokens`` start the load, without drop the search."""
         tracked = self._requests.get(request.request_id)
-        if tracked is None or tracked.lookup is None:
+        if tracked is None or tracked.search is None:
             return
-        lookup, tracked.lookup = tracked.lookup, None
-        tracked.saves.mark_present(lookup.present(), request.num_tokens)
+        search, tracked.search = tracked.search, None
+        tracked.saves.mark_present(search.own.present(), request.num_tokens)
         if external_tokens == 0:
-            lookup.release()
+            search.release()
             return
-        end = self._loadable_tokens(request, lookup)
-        tracked.load = self._load_job(request, lookup, blocks, end - external_tokens, end)
+        found = search.best()
+        search.release(but=found)
+        end = min(found.tokens, request.num_tokens)
+        tracked.load = self._load_job(request, found, blocks, end - external_tokens, end)
         tracked.load_bad = set()
-        tracked.load_names = lookup.names
-        loaded = set(range(len(lookup.usable())))
-        tracked.saves.mark_present(loaded, request.num_tokens)
+        tracked.load_names, tracked.lease = found.lookup.names, found.lookup.lease
+        if found.format is not None:
+            tracked.saves.stop()
+        tracked.saves.mark_present(set(range(len(found.lookup.usable()))), request.num_tokens)
         self._new_loads.append(tracked.load)
 
-    def _load_job(self, request: EngineRequest, lookup: Lookup, blocks: list[int], begin: int, end: int) -> LoadJob:
+    def _load_job(self, request: EngineRequest, found: Found, blocks: list[int], begin: int, end: int) -> LoadJob:
         pages = []
-        for index, page in enumerate(lookup.usable()):
+        for index, page in enumerate(found.lookup.usable()):
             start = index * self._page_tokens
             if start + page.tokens > begin:
                 pages.append(PageCopy(page.slot.slot, page.slot.generation, start, page.tokens, page.shards))
-        return LoadJob(request.request_id, list(blocks), pages, begin, end)
+        return LoadJob(request.request_id, list(blocks), pages, begin, end, found.format)
 
     # ------------------------------------------------------------ every step
 
@@ -262,7 +279,7 @@ class SchedulerHalf:
             if tracked is None or tracked.load is None:
                 continue
             load, tracked.load = tracked.load, None
-            self._client.release(f"{self._owner}/{request_id}")
+            self._client.release(tracked.lease)
             good = load.end - load.begin
             bad = [i for i, block in enumerate(load.blocks) if block in tracked.load_bad]
             if bad:
@@ -279,12 +296,12 @@ class SchedulerHalf:
         tracked = self._requests.pop(request.request_id, None)
         if tracked is None:
             return
-        if tracked.lookup is not None:
-            tracked.lookup.release()
+        if tracked.search is not None:
+            tracked.search.release()
         if tracked.load is not None:
             # The blocks hold what arrived so far: nothing of it may be saved under a name.
             self._cancels.append(request.request_id)
-            self._client.release(f"{self._owner}/{request.request_id}")
+            self._client.release(tracked.lease)
             self._close_transfer(request, tracked)
             return
         computed = min(request.num_computed_tokens, len(blocks) * self._engine.block_tokens)
@@ -312,6 +329,8 @@ class SchedulerHalf:
                 self._client.milestone(tracked.saves.transfer, Stage.FAILED, reason="the weights changed")
             if tracked.load is not None:
                 self._cancels.append(request_id)
-            self._client.release(f"{self._owner}/{request_id}")
+                self._client.release(tracked.lease)
+            if tracked.search is not None:
+                tracked.search.release()
         self._requests.clear()
         return self._engine

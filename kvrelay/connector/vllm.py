@@ -26,6 +26,7 @@ from kvrelay.connector.scheduler import SchedulerHalf
 from kvrelay.connector.worker import WorkerHalf
 from kvrelay.errors import Misconfigured
 from kvrelay.store.client import StoreClient
+from kvrelay.types import PageFormat
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -63,7 +64,9 @@ class KvrelayConnector(KVConnectorBase_V1, SupportsHMA):
         self._requests: dict[str, EngineRequest] = {}
         self._scheduler: SchedulerHalf | None = None
         self._worker: WorkerHalf | None = None
-        self._client = self._connect(role)
+        pages_a_step = self._engine.max_batched_tokens // self._settings.page_tokens + 1
+        ahead = _STEPS_AHEAD * pages_a_step if role is KVConnectorRole.SCHEDULER else 0
+        self._client = self._connect(self._engine.fingerprint.format, ahead)
         if role is KVConnectorRole.SCHEDULER:
             self._scheduler = SchedulerHalf(
                 self._client,
@@ -78,14 +81,13 @@ class KvrelayConnector(KVConnectorBase_V1, SupportsHMA):
     def _owner(self) -> str:
         return f"{self._settings.worker}/{self._settings.incarnation}"
 
-    def _connect(self, role: KVConnectorRole) -> StoreClient:
-        pages_a_step = self._engine.max_batched_tokens // self._settings.page_tokens + 1
+    def _connect(self, format: PageFormat, grant_slots: int = 0) -> StoreClient:
         client = StoreClient(
             Path(self._settings.store_socket),
             Path(self._settings.key_file).read_bytes(),
             owner=self._owner,
-            format=self._engine.fingerprint.format,
-            grant_slots=_STEPS_AHEAD * pages_a_step if role is KVConnectorRole.SCHEDULER else 0,
+            format=format,
+            grant_slots=grant_slots,
         )
         client.start()
         return client
@@ -176,7 +178,9 @@ class KvrelayConnector(KVConnectorBase_V1, SupportsHMA):
             self._engine.tensor_parallel,
             self._engine.fingerprint.format.kv_heads,
         )
-        self._worker = WorkerHalf(self._client, ordered, mover, heads, load_wait_s=self._settings.load_wait_s)
+        self._worker = WorkerHalf(
+            self._client, ordered, mover, heads, load_wait_s=self._settings.load_wait_s, connect=self._connect
+        )
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         if self._worker is not None and isinstance(kv_connector_metadata, StepPlan):

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import torch
 
+from kvrelay.connector.arenas import Arenas
 from kvrelay.connector.heads import RankHeads
 from kvrelay.connector.loader import Loader, LoadResult
 from kvrelay.connector.mover import Mover
 from kvrelay.connector.plan import SaveJob, StepPlan
 from kvrelay.connector.saver import StepSaver
 from kvrelay.store.client import StoreClient
+from kvrelay.types import PageFormat
 
 logger = logging.getLogger(__name__)
 
@@ -27,9 +30,14 @@ class WorkerHalf:
         heads: RankHeads,
         *,
         load_wait_s: float,
+        connect: Callable[[PageFormat], StoreClient],
     ) -> None:
-        """``kv_caches``: one layer's cache each, of this rank's ``heads``, by layer name, in the order of the model."""
+        """``kv_caches``: one layer's cache each, of this rank's ``heads``, by layer name, in the order of the model.
+
+        ``connect`` starts a client for pages of another format.
+        """
         self._client = client
+        self._arenas = Arenas(client, connect)
         self._heads = heads
         self._layers = list(kv_caches.values())
         self._index = {name: i for i, name in enumerate(kv_caches)}
@@ -52,7 +60,7 @@ class WorkerHalf:
         # Ended requests' blocks may be written again, by this step and by its loads, once their last copies were made.
         self._mover.fence()
         for job in plan.loads:
-            self._loader.start(job, self._client.arena, plan.epoch)
+            self._loader.start(job, self._arenas.of(job.format), plan.epoch)
         for request_id in plan.cancels:
             self._loader.cancel(request_id)
         if plan.saves:
@@ -113,4 +121,5 @@ class WorkerHalf:
 
     def close(self) -> None:
         self._loader.close()
+        self._arenas.close()
         self._mover.close()

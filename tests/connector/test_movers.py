@@ -24,6 +24,7 @@ from kvrelay.types import PageFormat, SlotRef
 from tests.connector import caches, movers
 from tests.connector.movers import LAYERS, EngineBench
 from tests.connector.sim_device import Schedule
+from tests.connector.test_worker import no_other
 
 PAGE = 32
 FORMAT = PageFormat(layers=LAYERS, kv_heads=caches.HEADS, head_dim=caches.HEAD_DIM, dtype="float32", page_tokens=PAGE)
@@ -108,7 +109,7 @@ def load(bench: EngineBench, arena: Arena, copies: list[PageCopy], table: list[i
     """Load all of the prompt by the loader's own thread, and wait for its report."""
     loader = Loader(bench.layers, bench.mover, RankHeads.of(0, 1, caches.HEADS), wait_s=5.0)
     bench.go()
-    loader.start(LoadJob("request", table, copies, 0, TOKENS), arena, arena.epoch)
+    loader.start(LoadJob("request", table, copies, 0, TOKENS), lambda: arena, arena.epoch)
     try:
         assert not first_result(loader).bad_blocks
     finally:
@@ -246,7 +247,9 @@ def test_the_worker_half_keeps_the_order_between_steps(bench: EngineBench, arena
     copies, written = pages(arena), prompt(1)
     caches_by_name = {f"layer.{index}": layer for index, layer in enumerate(bench.layers)}
     client = cast(StoreClient, AttachedClient(arena))
-    half = WorkerHalf(client, caches_by_name, bench.mover, RankHeads.of(0, 1, caches.HEADS), load_wait_s=5.0)
+    half = WorkerHalf(
+        client, caches_by_name, bench.mover, RankHeads.of(0, 1, caches.HEADS), load_wait_s=5.0, connect=no_other
+    )
     jobs = [SaveJob("request", TABLE, copies)]
     computing = StepPlan(epoch=arena.epoch, saves=[] if late else jobs)
     following = StepPlan(epoch=arena.epoch, late_saves=jobs if late else [])

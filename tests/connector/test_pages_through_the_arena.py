@@ -37,7 +37,7 @@ class Receiver:
 
     def load(self, arena: Arena, pages: list[PageCopy], begin: int, end: int, epoch: int | None = None) -> LoadResult:
         job = LoadJob("request", self.table, pages, begin, end)
-        self.loader.start(job, arena, arena.epoch if epoch is None else epoch)
+        self.loader.start(job, lambda: arena, arena.epoch if epoch is None else epoch)
         return self.result()
 
     def result(self) -> LoadResult:
@@ -136,7 +136,7 @@ def test_layers_are_loaded_as_they_arrive(arena: Arena) -> None:
     receiver = Receiver(wait_s=5)
     pages = pages_for(arena, 70)
     job = LoadJob("request", receiver.table, pages, 0, 70)
-    receiver.loader.start(job, arena, arena.epoch)
+    receiver.loader.start(job, lambda: arena, arena.epoch)
     saver = StepSaver(arena, LAYOUT, [SaveJob("request", TABLE, pages)])
     for layer in range(LAYERS):
         assert receiver.loader.collect() == []
@@ -151,8 +151,8 @@ def test_a_waiting_load_does_not_hold_up_a_ready_one(arena: Arena) -> None:
     receiver = Receiver(wait_s=5)
     pages = pages_for(arena, 100)
     save(arena, pages[1:])
-    receiver.loader.start(LoadJob("waits", [2], pages[:1], 0, 32), arena, arena.epoch)
-    receiver.loader.start(LoadJob("ready", [0, 1], pages[1:2], 32, 64), arena, arena.epoch)
+    receiver.loader.start(LoadJob("waits", [2], pages[:1], 0, 32), lambda: arena, arena.epoch)
+    receiver.loader.start(LoadJob("ready", [0, 1], pages[1:2], 32, 64), lambda: arena, arena.epoch)
     assert receiver.result().request_id == "ready"
     receiver.loader.close()
 
@@ -225,7 +225,7 @@ def test_a_load_for_another_epoch_touches_nothing(arena: Arena, receiver: Receiv
 
 def test_a_cancelled_load_is_reported_once_and_soon(arena: Arena) -> None:
     receiver = Receiver(wait_s=30)
-    receiver.loader.start(LoadJob("request", receiver.table, pages_for(arena, 64), 0, 64), arena, arena.epoch)
+    receiver.loader.start(LoadJob("request", receiver.table, pages_for(arena, 64), 0, 64), lambda: arena, arena.epoch)
     receiver.loader.cancel("request")
     receiver.loader.cancel("never heard of")
     assert receiver.result().counts == {"load_cancelled": 1}
@@ -273,8 +273,8 @@ def test_a_loader_that_dies_reports_every_load(arena: Arena) -> None:
     receiver = Receiver()
     pages = pages_for(arena, 32)
     broken: list[PageCopy] = [None]  # type: ignore[list-item]
-    receiver.loader.start(LoadJob("breaks it", receiver.table, broken, 0, 32), arena, arena.epoch)
+    receiver.loader.start(LoadJob("breaks it", receiver.table, broken, 0, 32), lambda: arena, arena.epoch)
     assert receiver.result().request_id == "breaks it"
-    receiver.loader.start(LoadJob("comes later", receiver.table, pages, 0, 32), arena, arena.epoch)
+    receiver.loader.start(LoadJob("comes later", receiver.table, pages, 0, 32), lambda: arena, arena.epoch)
     assert receiver.result().counts == {"load_crashed": 1}
     receiver.loader.close()

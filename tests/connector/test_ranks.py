@@ -62,7 +62,7 @@ class Engine:
 
     def load(self, arena: Arena, pages: list[PageCopy], begin: int = 0) -> list[LoadResult]:
         for loader in self.loaders:
-            loader.start(LoadJob("r", TABLE, pages, begin, TOKENS), arena, arena.epoch)
+            loader.start(LoadJob("r", TABLE, pages, begin, TOKENS), lambda: arena, arena.epoch)
         return [result_of(loader) for loader in self.loaders]
 
     def close(self) -> None:

@@ -530,3 +530,64 @@ def test_a_page_that_a_device_still_copies_is_not_given_up() -> None:
     engine.now = 2.0
     engine.late()
     assert len(engine.client.suspected) == 1
+
+
+# ---------------------------------------------------------------- pages of another KV type
+
+
+def converting_leg(*dtypes: str) -> dict[str, Any]:
+    return handoff_params(DecodeLeg(transfers=["t"], page_dtypes=list(dtypes)))
+
+
+def names_as(dtype: str, request: FakeRequest) -> list[PageName]:
+    root = identity.root_name(identity.with_dtype(ENGINE.fingerprint, dtype))
+    return identity.name_pages(root, request.tokens, PAGE)
+
+
+def test_pages_of_a_hinted_type_are_loaded_for_conversion_and_nothing_is_saved_under_exact_names(
+    engine: Engine,
+) -> None:
+    request = prompt(100, kv_transfer_params=converting_leg("bfloat16"))
+    engine.client.here = set(names_as("bfloat16", request))
+    engine.arrive(request)
+    assert engine.half.matched_tokens(request, 0) == 100
+    engine.half.allocated(request, [4, 5], 100)
+    (job,) = engine.half.build_plan([]).loads
+    assert job.format == identity.with_dtype(ENGINE.fingerprint, "bfloat16").format
+    engine.half.loads_finished(["r"], set())
+    assert sorted(engine.client.released) == ["w/1/r", "w/1/r/bfloat16"]
+    request.tokens += range(1000, 1040)
+    assert engine.step(request, 99, 41) == []
+    engine.half.finished(request, [4, 5, 6])
+    assert engine.late() == []
+
+
+def test_pages_of_the_engines_own_type_are_preferred(engine: Engine) -> None:
+    request = prompt(100, kv_transfer_params=converting_leg("bfloat16"))
+    engine.client.here = set(names_as("bfloat16", request)) | set(names_of(request))
+    engine.arrive(request)
+    engine.half.matched_tokens(request, 0)
+    engine.half.allocated(request, [4, 5], 100)
+    (job,) = engine.half.build_plan([]).loads
+    assert job.format is None
+    assert engine.client.released == ["w/1/r/bfloat16"]
+
+
+@pytest.mark.parametrize("hint", ["float16", "float8_e4m3fn", "float32", "no type"])
+def test_a_hint_that_this_engine_cannot_convert_is_no_search(engine: Engine, hint: str) -> None:
+    engine.arrive(prompt(100, kv_transfer_params=converting_leg(hint)))
+    assert engine.client.acquired == 1
+
+
+def test_a_search_waits_for_both_types_and_a_cancelled_load_releases_its_pins(engine: Engine) -> None:
+    request = prompt(100, kv_transfer_params=converting_leg("bfloat16"))
+    engine.client.live_transfers = {"t"}
+    engine.arrive(request)
+    assert engine.half.matched_tokens(request, 0) is None
+    engine.client.here, engine.client.live_transfers = set(names_as("bfloat16", request)), set()
+    engine.now += 0.1
+    assert engine.half.matched_tokens(request, 0) == 100
+    engine.half.allocated(request, [4, 5], 100)
+    engine.half.finished(request, [4, 5])
+    assert sorted(engine.client.released) == ["w/1/r", "w/1/r/bfloat16"]
+    assert engine.half.build_plan([]).cancels == ["r"]

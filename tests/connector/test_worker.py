@@ -33,6 +33,10 @@ class Client:
         self.counts |= counts
 
 
+def no_other(format: PageFormat) -> StoreClient:
+    raise AssertionError("no page of another format is loaded here")
+
+
 @pytest.fixture
 def worker() -> Iterator[tuple[WorkerHalf, Client]]:
     arena = Arena.create(FORMAT, slots=4, epoch=1000)
@@ -40,7 +44,7 @@ def worker() -> Iterator[tuple[WorkerHalf, Client]]:
     layers: dict[str, torch.Tensor] = {f"layer.{i}": caches.empty_cache() for i in range(FORMAT.layers)}
     heads = RankHeads.of(0, 1, caches.HEADS)
     mover = HostMover(BlockLayout(layers["layer.0"], caches.write_dim_major), client.ring)
-    half = WorkerHalf(cast(StoreClient, client), layers, mover, heads, load_wait_s=1.0)
+    half = WorkerHalf(cast(StoreClient, client), layers, mover, heads, load_wait_s=1.0, connect=no_other)
     yield half, client
     half.close()
     arena.close()

@@ -1,0 +1,40 @@
+"""The store's arenas as one rank maps them: that of its own pages, and of other KV types from their first load on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvrelay.store.arena import Arena
+from kvrelay.store.client import StoreClient
+from kvrelay.types import PageFormat
+
+ATTACH_WAIT_S = 1.0
+"""The loader's thread waits so long for the first sight of another arena; attaching takes milliseconds."""
+
+
+class Arenas:
+    """Attachments of one rank. Called from the forward thread, which never waits; what it returns may wait."""
+
+    def __init__(self, own: StoreClient, connect: Callable[[PageFormat], StoreClient]) -> None:
+        """``connect`` starts a client for pages of another format."""
+        self._own = own
+        self._connect = connect
+        self._others: dict[PageFormat, StoreClient] = {}
+
+    def __repr__(self) -> str:
+        return f"<Arenas of {self._own!r} and {len(self._others)} others>"
+
+    def of(self, format: PageFormat | None) -> Callable[[], Arena | None]:
+        """How the loader's thread gets the arena that holds pages of ``format`` (None: the engine's own)."""
+        if format is None:
+            arena = self._own.arena
+            return lambda: arena
+        if format not in self._others:
+            self._others[format] = self._connect(format)
+        client = self._others[format]
+        return lambda: client.arena if client.wait_attached(ATTACH_WAIT_S) else None
+
+    def close(self) -> None:
+        """End the attachments that were made here."""
+        for client in self._others.values():
+            client.close()

@@ -1,0 +1,110 @@
+"""An engine loads pages of another KV type: what it gets is the nearest that its own type can say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import cast
+
+import pytest
+import torch
+
+from kvrelay.connector.arenas import Arenas
+from kvrelay.connector.heads import RankHeads
+from kvrelay.connector.layout import BlockLayout, token_slots
+from kvrelay.connector.loader import Loader
+from kvrelay.connector.mover import HostMover
+from kvrelay.connector.plan import LoadJob, PageCopy, SaveJob
+from kvrelay.connector.saver import StepSaver
+from kvrelay.store.arena import Arena
+from kvrelay.store.client import StoreClient
+from kvrelay.types import PageFormat
+from tests.connector import caches
+from tests.connector.test_ranks import result_of
+
+TOKENS, PAGE = 70, 32
+TABLE = [3, 1]
+TYPES = [torch.float32, torch.bfloat16]
+
+
+def format_of(dtype: torch.dtype) -> PageFormat:
+    name = str(dtype).removeprefix("torch.")
+    return PageFormat(layers=1, kv_heads=caches.HEADS, head_dim=caches.HEAD_DIM, dtype=name, page_tokens=PAGE)
+
+
+class Attached:
+    """A client whose arena is mapped once ``ready``."""
+
+    def __init__(self, arena: Arena | None) -> None:
+        self.arena = arena
+        self.closed = False
+
+    def wait_attached(self, timeout_s: float) -> bool:
+        return self.arena is not None
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture(params=TYPES, ids=["float32", "bfloat16"])
+def sender(request: pytest.FixtureRequest) -> Iterator[tuple[Arena, list[PageCopy], torch.Tensor]]:
+    """An arena with a prompt's pages of one type, and the blocks that they came from."""
+    arena = Arena.create(format_of(request.param), slots=4, epoch=1000)
+    cache = caches.empty_cache(dtype=request.param)
+    pages = []
+    for index, start in enumerate(range(0, TOKENS, PAGE)):
+        ref = arena.occupy(index)
+        pages.append(PageCopy(ref.slot, ref.generation, start, min(PAGE, TOKENS - start)))
+        arena.set_tokens(ref.slot, pages[-1].tokens)
+    StepSaver(arena, BlockLayout(cache, caches.write_dim_major), [SaveJob("r", TABLE, pages)]).save(0, cache)
+    yield arena, pages, cache
+    arena.close()
+
+
+@pytest.mark.parametrize("own", TYPES, ids=["into-float32", "into-bfloat16"])
+def test_a_loaded_element_is_the_nearest_of_the_engines_type(
+    sender: tuple[Arena, list[PageCopy], torch.Tensor], own: torch.dtype
+) -> None:
+    arena, pages, sent = sender
+    cache = caches.empty_cache(dtype=own)
+    layout = BlockLayout(cache, caches.write_packed)
+    mover = HostMover(layout, lambda: None)
+    loader = Loader([cache], mover, RankHeads.of(0, 1, caches.HEADS), wait_s=1.0)
+    job = LoadJob("r", TABLE, pages, 0, TOKENS, arena.format)
+    loader.start(job, lambda: arena, arena.epoch)
+    assert result_of(loader).counts == {}
+    loader.close()
+    where = token_slots(TABLE, 0, TOKENS, caches.BLOCK_TOKENS)
+    came_from = BlockLayout(sent, caches.write_dim_major)
+    for ours, theirs in zip(layout.gather(cache, *where), came_from.gather(sent, *where), strict=True):
+        assert torch.equal(ours, theirs.to(own))
+
+
+def test_another_formats_arena_is_attached_once_and_closed_with_the_rest() -> None:
+    own, other = format_of(torch.bfloat16), format_of(torch.float32)
+    mine, theirs = (Arena.create(page_format, slots=1, epoch=1) for page_format in (own, other))
+    asked, client = [], Attached(theirs)
+
+    def connect(page_format: PageFormat) -> StoreClient:
+        asked.append(page_format)
+        return cast(StoreClient, client)
+
+    arenas = Arenas(cast(StoreClient, Attached(mine)), connect)
+    assert arenas.of(None)() is mine
+    assert [arenas.of(other)(), arenas.of(other)()] == [theirs, theirs]
+    assert asked == [other]
+    arenas.close()
+    assert client.closed
+    mine.close()
+    theirs.close()
+
+
+def test_an_arena_that_cannot_be_attached_ends_the_load_and_not_the_loader() -> None:
+    cache = caches.empty_cache()
+    mover = HostMover(BlockLayout(cache, caches.write_packed), lambda: None)
+    loader = Loader([cache], mover, RankHeads.of(0, 1, caches.HEADS), wait_s=1.0)
+    away = Arenas(cast(StoreClient, Attached(None)), lambda page_format: cast(StoreClient, Attached(None)))
+    job = LoadJob("r", TABLE, [PageCopy(0, 1, 0, PAGE)], 0, PAGE, format_of(torch.bfloat16))
+    loader.start(job, away.of(job.format), 1)
+    result = result_of(loader)
+    assert (result.counts, result.bad_blocks) == ({"load_wrong_epoch": 1}, frozenset(TABLE[:1]))
+    loader.close()
