@@ -453,7 +453,7 @@ class TransferEvent(Message, frozen=True, kw_only=True):
     seconds: float = 0.0
     """From the first byte in to the last page complete; most of it may be P's compute (ARRIVED)."""
     moving_s: float = 0.0
-    """Of these, seconds in which payload was being received (ARRIVED)."""
+    """Seconds with bytes on their way to the peer, until it said that it has them, verified (SENT)."""
     late_bytes: int = 0
     """Bytes that D's node still lacked when P had computed the last layer of the prompt's last page (SENT)."""
     retries: int = 0

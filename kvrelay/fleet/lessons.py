@@ -81,7 +81,7 @@ class Lessons:
         if record is None or record.failure or leg.route is None:
             return
         move = self._loads.links.move(*leg.route)
-        if record.bytes >= MIN_MOVED_BYTES:
+        if record.bytes >= MIN_MOVED_BYTES and record.moving_s:  # else not heard of yet
             move = move.saw_moving(record.bytes, record.moving_s)
         if record.exposed_s is not None:
             move = move.saw_exposed(record.late_bytes, record.exposed_s)

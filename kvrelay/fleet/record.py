@@ -31,7 +31,7 @@ class TransferRecord(Value, frozen=True, kw_only=True):
     seconds: float = 0.0
     """From the first byte in to the last page complete."""
     moving_s: float = 0.0
-    """Of these, seconds in which bytes were coming in."""
+    """Seconds with bytes on their way, until D's store said that it has them, verified."""
     loaded_tokens: int = 0
     failure: str = ""
     """Why not all of it came; empty when it did, or may still."""
@@ -63,7 +63,7 @@ class TransferRecord(Value, frozen=True, kw_only=True):
 
     @property
     def gb_per_s(self) -> float | None:
-        """Speed of the wire while bytes were coming in; None when none crossed it."""
+        """Speed while bytes were on their way; None when none were."""
         return gb_per_s(self.bytes, self.moving_s)
 
     def computed(self, at: float) -> TransferRecord:
@@ -83,9 +83,9 @@ class TransferRecord(Value, frozen=True, kw_only=True):
             case Stage.STARTED:
                 return {"started_at": at if self.started_at is None else self.started_at}
             case Stage.SENT:
-                return {"late_bytes": event.late_bytes, "restarts": event.retries}
+                return {"moving_s": event.moving_s, "late_bytes": event.late_bytes, "restarts": event.retries}
             case Stage.ARRIVED:
-                named = ("transport", "bytes", "pages", "runs", "seconds", "moving_s")
+                named = ("transport", "bytes", "pages", "runs", "seconds")
                 return {name: getattr(event, name) for name in named} | {"arrived_at": at}
             case Stage.LOADED:
                 # Every choice of a request reports its own load of the same pages: the largest is what was moved.

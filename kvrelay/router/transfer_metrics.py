@@ -29,7 +29,7 @@ class TransferMetrics:
             "kvrelay_transfer_runs", "Pieces of memory without a gap that the bytes were received in.", "transport"
         )
         self._moving = self._counter(
-            "kvrelay_transfer_moving_seconds", "Time in which the bytes were coming in.", "transport"
+            "kvrelay_transfer_moving_seconds", "Time with such bytes on their way.", "transport"
         )
         self._hidden = self._histogram("kvrelay_transfer_hidden_seconds", "Hand-off beside the prefill.", "transport")
         self._exposed = self._histogram(

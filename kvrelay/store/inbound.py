@@ -159,8 +159,8 @@ class Inbound:
         self._landing[message.serial] = (link, over)
         self._keeper.transfers.touch(incoming.transfer.id, self._clock())
         try:
-            with incoming.transfer.traffic.arriving(Transport.TCP, self._clock):
-                await link.recv_into(views, stall_s=self._stall_s)
+            incoming.transfer.traffic.begin(Transport.TCP, self._clock())
+            await link.recv_into(views, stall_s=self._stall_s)
         finally:
             del self._landing[message.serial]
             over.set()
@@ -182,8 +182,8 @@ class Inbound:
         if not incoming.lends:
             raise Malformed(f"{message.transfer} was opened without slots to write into")
         landings = incoming.land(message, self._waste)
-        with incoming.transfer.traffic.arriving(message.transport, self._clock):
-            await self._settle(message, incoming, landings, sum(len(landing.views) for landing in landings))
+        incoming.transfer.traffic.begin(message.transport, self._clock())
+        await self._settle(message, incoming, landings, sum(len(landing.views) for landing in landings))
 
     async def _settle(
         self, message: Segments | Written, incoming: Incoming, landings: list[Landing], runs: int

@@ -132,9 +132,9 @@ class Outbound:
             batch = push.next_batch(line.serial()) if self._in_flight < WINDOW else None
         if batch is not None:
             self._in_flight += 1
-            push.in_flight += 1
+            push.passage.leave(self._clock())
             self._jobs.put_nowait((push, batch))
-        elif not push.in_flight and (push.problem or push.is_done):
+        elif not push.passage.in_flight and (push.problem or push.is_done):
             await self._close(line.link, push)
         return batch is not None
 
@@ -142,11 +142,12 @@ class Outbound:
         """One batch at a time, of whatever push it is."""
         while True:
             push, batch = await self._jobs.get()
+            retries = 0
             try:
-                push.retries += await paths.carry(batch)
+                retries = await paths.carry(batch)
             finally:
                 self._in_flight -= 1
-                push.in_flight -= 1
+                push.passage.land(retries, self._clock())
             push.settle(batch)
             self._keeper.counts.add("bytes_pushed", batch.message.payload_bytes)
             self.wake()
@@ -213,4 +214,4 @@ class Outbound:
             self._keeper.counts.add("pushes_failed")
             self._keeper.transfers.fail(push.transfer, problem, now)
         else:
-            self._keeper.transfers.finish(push.transfer, push.late_bytes, push.retries, now)
+            self._keeper.transfers.finish(push.transfer, push.passage, now)

@@ -18,6 +18,7 @@ from kvrelay.protocol import PushOpen, PushPages, Segment, Segments
 from kvrelay.store.arena import Arena, Bools, Ints
 from kvrelay.store.catalog import Catalog
 from kvrelay.store.page import Page
+from kvrelay.store.passage import Passage
 from kvrelay.store.shelf import Shelf
 from kvrelay.store.transfers import Transfer
 from kvrelay.types import PageName, SlotRef
@@ -67,13 +68,8 @@ class Push:
         """Since when the peer owes an answer."""
         self.problem = ""
         """Why it cannot be completed; its link tells the peer and ends it."""
-        self.retries = 0
-        """Batches that were begun again, on another stream or by another transport."""
-        self.in_flight = 0
-        """Batches that are being carried: the pins of their pages are needed until they are settled."""
-        self._out_bytes = 0
-        self._out_when_whole: int | None = None
-        """Bytes that the peer had taken when the prompt's last layer was here."""
+        self.passage = Passage()
+        """What is under way: the pins of its pages are needed until it is settled."""
         self._arena = shelf.arena
         self._catalog = catalog
         self._absent = {name: index for index, name in enumerate(transfer.names)}
@@ -197,7 +193,7 @@ class Push:
 
     def settle(self, batch: Batch) -> None:
         """The peer has taken ``batch``: let go of the pages that are done."""
-        self._out_bytes += batch.message.payload_bytes
+        self.passage.take(batch.message.payload_bytes)
         self._taken[batch.layers, batch.pages] = True
         carried = np.unique(batch.pages)
         done = set(carried[self._taken[:, carried].all(axis=0)].tolist())
@@ -211,19 +207,14 @@ class Push:
         The sender counts what is left then, because it alone knows the moment: two nodes' clocks differ by more than a
         hand-off takes. What the peer has not said to have taken counts as left.
         """
-        if self._out_when_whole is None and not self._absent and self._is_whole():
-            self._out_when_whole = self._out_bytes
+        if not self.passage.is_prefill_over and not self._absent and self._is_whole():
+            self.passage.end_prefill()
 
     def _is_whole(self) -> bool:
         """The pages that were let go do not count: the peer has them, or all their layers were here and were sent."""
         slots = np.array([page.ref.slot for page in self._pages.values()], np.int64)
         generations = np.array([page.ref.generation for page in self._pages.values()], np.int64)
         return bool(self._arena.ready_layers(slots, generations).all())
-
-    @property
-    def late_bytes(self) -> int:
-        """Bytes that were still to move when the prefill ended; known once everything was sent."""
-        return self._out_bytes - (self._out_when_whole or 0)
 
     def close(self) -> None:
         """Let go of everything."""

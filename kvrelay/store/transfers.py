@@ -9,6 +9,7 @@ from enum import Enum
 from kvrelay.protocol import TransferEvent
 from kvrelay.store.counts import Counts
 from kvrelay.store.page import Writer
+from kvrelay.store.passage import Passage
 from kvrelay.store.traffic import Traffic
 from kvrelay.types import PageName, Stage
 
@@ -130,8 +131,8 @@ class Transfers:
             transfer.is_short = True
         self._settle(transfer, now)
 
-    def finish(self, transfer: Transfer, late_bytes: int, retries: int, now: float) -> None:
-        """An outgoing transfer sent all that was wanted, ``late_bytes`` of it after the prefill.
+    def finish(self, transfer: Transfer, passage: Passage, now: float) -> None:
+        """An outgoing transfer sent all that was wanted.
 
         The routers hear from the other side when it is all there.
         """
@@ -140,7 +141,12 @@ class Transfers:
             self._close(transfer, now)
             self._emit(
                 TransferEvent(
-                    store=self._store, transfer=transfer.id, stage=Stage.SENT, late_bytes=late_bytes, retries=retries
+                    store=self._store,
+                    transfer=transfer.id,
+                    stage=Stage.SENT,
+                    moving_s=passage.moving_s,
+                    late_bytes=passage.late_bytes,
+                    retries=passage.retries,
                 )
             )
 
@@ -195,7 +201,6 @@ class Transfers:
                 pages=traffic.pages,
                 runs=traffic.runs,
                 seconds=traffic.duration_s(now),
-                moving_s=traffic.moving_s,
             )
         )
 

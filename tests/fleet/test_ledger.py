@@ -68,11 +68,12 @@ def test_the_transfers_of_a_request_are_listed_and_summed_up() -> None:
     line.transfers = records(t1=64, t2=64, t3=64)
     for transfer, size in (("t1", 3_000_000), ("t2", 1_000_000), ("t3", 0)):
         by = Transport.TCP if size else Transport.LOCAL
-        arrived = TransferEvent(
-            store="d", transfer=transfer, stage=Stage.ARRIVED, transport=by, bytes=size, moving_s=size / 2e9
-        )
+        arrived = TransferEvent(store="d", transfer=transfer, stage=Stage.ARRIVED, transport=by, bytes=size)
         line.note(arrived, 11.0)
-        line.note(TransferEvent(store="p", transfer=transfer, stage=Stage.SENT, late_bytes=size // 10), 11.0)
+        line.note(
+            TransferEvent(store="p", transfer=transfer, stage=Stage.SENT, late_bytes=size // 10, moving_s=size / 2e9),
+            11.0,
+        )
     report: Any = line.report()
     assert [(each["transfer"], each["transport"]) for each in report["transfers"]] == [
         ("t1", "tcp"),

@@ -19,10 +19,8 @@ def event(stage: Stage, **more: Any) -> TransferEvent:
 
 
 STARTED = event(Stage.STARTED, tokens=64)
-SENT = event(Stage.SENT, late_bytes=50, retries=1)
-ARRIVED = event(
-    Stage.ARRIVED, transport=Transport.TCP, bytes=1000, pages=2, runs=3, seconds=0.8, moving_s=1e-6, tokens=64
-)
+SENT = event(Stage.SENT, late_bytes=50, moving_s=1e-6, retries=1)
+ARRIVED = event(Stage.ARRIVED, transport=Transport.TCP, bytes=1000, pages=2, runs=3, seconds=0.8, tokens=64)
 LOADED = event(Stage.LOADED, tokens=63)
 
 

@@ -16,7 +16,6 @@ ARRIVED: dict[str, Any] = {
     "pages": 4,
     "runs": 5,
     "seconds": 0.5,
-    "moving_s": 0.002,
 }
 
 
@@ -36,7 +35,7 @@ async def test_a_transfer_is_told_with_its_sizes_speed_and_what_was_late(cluster
     await until(lambda: decode.in_flight == 1)
     transfer = prefill_leg(prefill.bodies()[0]).transfer
     await cluster.members["s1"].event(transfer, Stage.STARTED)
-    await cluster.members["s1"].event(transfer, Stage.SENT, late_bytes=60_000)
+    await cluster.members["s1"].event(transfer, Stage.SENT, late_bytes=60_000, moving_s=0.002)
     await cluster.members["s2"].event(transfer, Stage.ARRIVED, **ARRIVED)
     await cluster.members["s2"].event(transfer, Stage.LOADED, tokens=3)
     brain = cluster.router.brain

@@ -93,8 +93,11 @@ async def test_the_milestones_of_a_pushed_transfer_come_from_the_store_where_the
         assert (arrived.tokens, arrived.bytes, arrived.pages) == (24, 3 * len(payload(0)), 3)
         assert arrived.transport is Transport.TCP
         assert 1 <= arrived.runs <= 3 * FORMAT.layers
-        assert 0 < arrived.moving_s <= arrived.seconds < 5
-        assert 0 < ear.event("t", Stage.SENT).late_bytes <= arrived.bytes
+        assert 0 < arrived.seconds < 5
+        sent = ear.event("t", Stage.SENT)
+        assert 0 < sent.late_bytes <= arrived.bytes
+        assert 0 < sent.moving_s < 5
+        assert sent.retries == 0
 
 
 async def test_whole_pages_are_one_run_each_and_what_is_there_before_the_push_is_late(

@@ -60,7 +60,7 @@ def test_what_was_sent_before_the_last_layer_is_not_late() -> None:
         sender.publish(second, [layer])
         sender.send()
     assert sender.push.is_done
-    assert sender.push.late_bytes == 2 * SEGMENT
+    assert sender.push.passage.late_bytes == 2 * SEGMENT
 
 
 def test_a_layer_that_is_sent_before_its_bell_is_heard_is_late_all_the_same() -> None:
@@ -72,7 +72,7 @@ def test_a_layer_that_is_sent_before_its_bell_is_heard_is_late_all_the_same() ->
     sender.publish(ref, LAYERS[-1:], is_heard=False)
     sender.send()
     sender.keeper.progress(0.0)
-    assert sender.push.late_bytes == SEGMENT
+    assert sender.push.passage.late_bytes == SEGMENT
 
 
 def test_a_page_that_the_peer_was_not_asked_about_in_time_is_late_as_a_whole() -> None:
@@ -83,7 +83,7 @@ def test_a_page_that_the_peer_was_not_asked_about_in_time_is_late_as_a_whole() -
     sender.publish(sender.announce(1), LAYERS)
     sender.offer(1)
     sender.send()
-    assert sender.push.late_bytes == len(LAYERS) * SEGMENT
+    assert sender.push.passage.late_bytes == len(LAYERS) * SEGMENT
 
 
 def test_pages_that_are_not_wanted_are_never_late() -> None:
@@ -92,7 +92,7 @@ def test_pages_that_are_not_wanted_are_never_late() -> None:
     sender.publish(sender.announce(1), LAYERS)
     sender.offer()
     assert sender.push.is_done
-    assert sender.push.late_bytes == 0
+    assert sender.push.passage.late_bytes == 0
 
 
 def test_bytes_that_the_peer_did_not_say_to_have_taken_are_late() -> None:
@@ -105,7 +105,7 @@ def test_bytes_that_the_peer_did_not_say_to_have_taken_are_late() -> None:
     sender.publish(ref, LAYERS[-1:])
     sender.push.settle(on_its_way)
     sender.send()
-    assert sender.push.late_bytes == len(LAYERS) * SEGMENT
+    assert sender.push.passage.late_bytes == len(LAYERS) * SEGMENT
 
 
 def test_a_page_is_done_when_all_its_batches_were_taken_in_whatever_order() -> None:
