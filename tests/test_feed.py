@@ -13,8 +13,19 @@ from kvrelay import feed as feed_module
 from kvrelay.channel import Channel, Listener, bind_tcp
 from kvrelay.errors import Lost
 from kvrelay.feed import Feed, RouterLine
-from kvrelay.protocol import Heartbeat, Leaving, Message, RegisterStore, TransferEvent
-from kvrelay.types import Stage, StoreInfo
+from kvrelay.fleet.page_log import PageLog
+from kvrelay.protocol import (
+    Heartbeat,
+    Leaving,
+    Message,
+    PageEvents,
+    PageSnapshot,
+    PagesWanted,
+    RegisterStore,
+    TransferEvent,
+)
+from kvrelay.types import Medium, Stage, StoreInfo
+from tests.fleet.values import names
 
 KEY = b"k" * 32
 US = RegisterStore(store=StoreInfo(name="s", incarnation="1", address="127.0.0.1:1", capacity_bytes=1))
@@ -57,13 +68,18 @@ class Router:
     def count(self, kind: type[Message]) -> int:
         return sum(isinstance(message, kind) for message in self.heard)
 
+    def removed(self) -> int:
+        """Pages that it heard are gone."""
+        events = [message for message in self.heard if isinstance(message, PageEvents)]
+        return sum(len(change.removed) for event in events for change in event.changes)
+
     async def close(self) -> None:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
 
 @contextlib.asynccontextmanager
-async def feeding(*routers: str) -> AsyncIterator[Feed]:
+async def feeding(*routers: str, pages: PageLog | None = None) -> AsyncIterator[Feed]:
     feed = Feed(
         routers,
         KEY,
@@ -71,6 +87,7 @@ async def feeding(*routers: str) -> AsyncIterator[Feed]:
         registration=US,
         heartbeat=lambda: Heartbeat(name="s", incarnation="1", healthy=True),
         heartbeat_s=0.1,
+        pages=pages,
     )
     task = asyncio.create_task(feed.run())
     try:
@@ -264,3 +281,23 @@ async def test_without_routers_the_feed_just_waits() -> None:
         feed.post(event(1))
         await asyncio.sleep(0.01)
         assert repr(feed) == "<Feed to no router>"
+
+
+async def test_a_router_that_asks_is_told_of_all_pages_and_then_of_changes_many_at_once() -> None:
+    router, log = Router(), PageLog("1")
+    log.store(names(*range(100)), Medium.MEMORY)
+    async with feeding(router.address, pages=log):
+        await eventually(lambda: router.links)
+        await asyncio.sleep(0.05)
+        assert router.count(PageSnapshot) == 0, "nobody asked"
+        await router.links[0].send(PagesWanted(after=-1))
+        await eventually(lambda: router.count(PageSnapshot) == 1)
+        for number in range(100):
+            log.remove(names(number), Medium.MEMORY)
+            await asyncio.sleep(0)
+        await eventually(lambda: router.removed() == 100)
+        assert router.count(PageEvents) <= 20
+        before = router.count(PageEvents)
+        await router.links[0].send(PagesWanted(after=0))
+        await eventually(lambda: router.count(PageEvents) == 2 * before)
+    await router.close()

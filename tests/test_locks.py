@@ -24,7 +24,7 @@ PLACE = re.compile(
 )
 """An address of a package index; written in pieces, so that this file does not find itself."""
 TEXT = {".py", ".md", ".txt", ".toml", ".yml", ".svg", ""}
-SKIPPED = {".venv", ".git", "site", "build", "__pycache__"}
+SKIPPED = {".hypothesis", ".venv", ".git", "site", "build", "__pycache__"}
 
 
 def texts(root: Path) -> Iterator[Path]:

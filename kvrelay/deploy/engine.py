@@ -14,6 +14,7 @@ from kvrelay.config import Config, ConnectorConfig
 from kvrelay.deploy import cores
 from kvrelay.deploy.engine_guard import API_KEY_VARIABLE, EngineGuard
 from kvrelay.deploy.engine_main import CPUS_VARIABLE
+from kvrelay.deploy.event_relay import publish
 from kvrelay.errors import Misconfigured
 from kvrelay.types import Value
 
@@ -45,6 +46,8 @@ class EngineSpec(Value, frozen=True, kw_only=True):
     on_bad_page: str = "recompute"
     connector: ConnectorConfig | None = None
     """None: a plain, unsplit engine, which asks nobody for a key."""
+    events: Path | None = None
+    """Folder in which its KV events can be heard; None: it publishes none."""
     extra_flags: tuple[str, ...] = ()
 
     @property
@@ -91,6 +94,7 @@ def engine_command(spec: EngineSpec) -> list[str]:
         "--disable-uvicorn-access-log",
         *_sizes(spec),
         *_transfer(spec),
+        *(("--kv-events-config", publish(spec.events)) if spec.events else ()),
         *spec.extra_flags,
     ]
     return [sys.executable, "-m", "kvrelay.deploy.engine_main", *flags]

@@ -113,7 +113,7 @@ def write_to(stream: IO[bytes]) -> Sink:
     return write
 
 
-def _scratch_parent() -> str:
+def socket_parent() -> str:
     """Where vLLM's unix sockets (``vllm-XXXXXXXX/`` and a UUID) fit into the 107 bytes of a socket's path."""
     usual = tempfile.gettempdir()
     return usual if len(usual) <= _LONGEST_PARENT else "/tmp"
@@ -128,7 +128,7 @@ async def engine_server(
     ``sink`` takes the log; this process's stdout when None. An engine with a connector needs an ``api_key``.
     """
     timeout = aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_S)
-    with scratch("vllm-", _scratch_parent()) as folder:
+    with scratch("vllm-", socket_parent()) as folder:
         environment = engine_environment(spec, {**os.environ, "TMPDIR": str(folder)}, api_key)
         child = await Child.start("engine", engine_command(spec), environment, asyncio.subprocess.PIPE)
         async with aiohttp.ClientSession(timeout=timeout) as http:

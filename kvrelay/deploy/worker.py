@@ -16,13 +16,16 @@ from kvrelay.channel import is_everywhere
 from kvrelay.config import Config, ConnectorConfig
 from kvrelay.deploy import cores
 from kvrelay.deploy.engine import EngineSpec, engine_spec
+from kvrelay.deploy.engine_pages import EnginePages
+from kvrelay.deploy.event_relay import EventRelay
 from kvrelay.deploy.key import read_key
 from kvrelay.deploy.ports import free_port, require_free
 from kvrelay.deploy.scratch import scratch
-from kvrelay.deploy.server import EngineServer, Sink, engine_server
+from kvrelay.deploy.server import EngineServer, Sink, engine_server, socket_parent
 from kvrelay.deploy.weights import weights_digest
 from kvrelay.errors import Lost, Misconfigured
 from kvrelay.feed import Feed
+from kvrelay.fleet.page_log import PageLog
 from kvrelay.protocol import Heartbeat, RegisterWorker, engine_key
 from kvrelay.race import until_one_ends
 from kvrelay.types import Engine, Role, Value, WorkerInfo
@@ -50,30 +53,33 @@ class WorkerPlan(Value, frozen=True, kw_only=True):
 class Worker:
     """The worker's side of its registration: who it is, and whether its engine answers."""
 
-    def __init__(self, info: WorkerInfo, engine: EngineServer, engine_file: Path) -> None:
+    def __init__(self, info: WorkerInfo, engine: EngineServer, engine_file: Path, events: Path) -> None:
         self.info = info
         self._engine = engine
         self._engine_file = engine_file
         self.healthy = True
+        self.pages = PageLog(info.incarnation)
+        self.relay = EventRelay(events, EnginePages(self.pages, self.engine_now))
 
     def __repr__(self) -> str:
         state = "healthy" if self.healthy else "not healthy"
         return f"<Worker {self.info.name}, {self.info.role}, {state}, {self.info.url}>"
 
     def heartbeat(self) -> Heartbeat:
-        return Heartbeat(name=self.info.name, incarnation=self.info.incarnation, healthy=self.healthy)
+        us = self.info
+        return Heartbeat(name=us.name, incarnation=us.incarnation, healthy=self.healthy, counts=self.relay.counts())
 
     async def watch(self, every_s: float, tell: Callable[[RegisterWorker], None]) -> None:
         """Ask the engine for its health for ever; ``tell`` the routers when it became another, with new weights."""
         while True:
             self.healthy = await self._engine.is_healthy()
-            engine = self._engine_now()
+            engine = self.engine_now()
             if engine != self.info.engine:
                 self.info = msgspec.structs.replace(self.info, engine=engine)
                 tell(RegisterWorker(worker=self.info))
             await asyncio.sleep(every_s)
 
-    def _engine_now(self) -> Engine:
+    def engine_now(self) -> Engine:
         """A file that somebody cleaned away says nothing new: the engine serves all the same."""
         try:
             return read_engine(self._engine_file)
@@ -95,19 +101,22 @@ async def run_worker(
     key = read_key(plan.key_file)
     require_free(config.worker.host, plan.port, "--port")
     incarnation = secrets.token_hex(4)
-    with scratch("worker-") as folder:
+    with scratch("worker-") as folder, scratch("events-", socket_parent()) as events:
         engine_file = folder / "engine.json"
-        spec = worker_engine(config, plan, incarnation, engine_file)
+        spec = msgspec.structs.replace(worker_engine(config, plan, incarnation, engine_file), events=events)
         async with engine_server(spec, sink, api_key=engine_key(key)) as engine:
             await engine.wait_serving(config.worker.start_wait_s)
             info = await _introduce(config, plan, incarnation, spec, engine_file)
-            worker = Worker(info, engine, engine_file)
+            worker = Worker(info, engine, engine_file, events)
             feed = _feed(worker, plan.routers, key, config.cluster.heartbeat_s)
             if ready is not None:
                 ready(info)
             # The feed says goodbye when it is cancelled, before the engine ends.
             await until_one_ends(
-                feed.run(), worker.watch(config.cluster.heartbeat_s, feed.register), engine.wait_death()
+                feed.run(),
+                worker.watch(config.cluster.heartbeat_s, feed.register),
+                worker.relay.run(),
+                engine.wait_death(),
             )
 
 
@@ -170,4 +179,5 @@ def _feed(worker: Worker, routers: tuple[str, ...], key: bytes, heartbeat_s: flo
         registration=RegisterWorker(worker=worker.info),
         heartbeat=worker.heartbeat,
         heartbeat_s=heartbeat_s,
+        pages=worker.pages,
     )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from kvrelay.channel import Listener
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.health import stranded
+from kvrelay.fleet.index import store_key
 from kvrelay.policy.breaker import State
 from kvrelay.protocol import LinkReport
 
@@ -37,6 +38,7 @@ class BrainReadings:
         yield "kvrelay_registrations_refused_total", "Registrations under the name of a live member.", {}, ghosts
         yield from self._predictions()
         yield from self._control()
+        yield from self._index()
         yield from self._workers()
         yield from self._stranded()
         yield from self._stores()
@@ -58,6 +60,13 @@ class BrainReadings:
         yield "kvrelay_links_crashed_total", "Links of members that an error of the router ended.", {}, crashed
         yield "kvrelay_links_refused_total", "Callers of the control port that failed the handshake.", {}, refused
 
+    def _index(self) -> Iterator[Reading]:
+        index = self._brain.index
+        yield "kvrelay_index_pages", "Page names in the router's index.", {}, len(index)
+        yield "kvrelay_index_gaps_total", "Times that page events were missing.", {}, index.gaps
+        yield "kvrelay_index_stale_total", "Page events of dead incarnations.", {}, index.stale
+        yield "kvrelay_index_turned_away_total", "Pages without room in the index.", {}, index.turned_away
+
     def _workers(self) -> Iterator[Reading]:
         loads, now = self._brain.loads, self._clock()
         for member in self._brain.fleet.workers:
@@ -70,6 +79,7 @@ class BrainReadings:
             yield "kvrelay_prefill_queued_tokens", "Uncached tokens promised to P.", who, loads.queued_tokens[name]
             yield "kvrelay_decode_sequences", "Sequences promised by D.", who, loads.sequences[name]
             yield "kvrelay_decode_kv_tokens", "KV promised by D, in tokens.", who, loads.kv_tokens[name]
+            yield "kvrelay_worker_pages", "Pages that the worker reported.", who, self._brain.index.count(name)
             yield from _counts("worker", name, member.counts)
 
     def _stranded(self) -> Iterator[Reading]:
@@ -83,6 +93,8 @@ class BrainReadings:
             name = member.info.name
             ready = self._brain.fleet.stores.is_usable(name, now)
             yield "kvrelay_store_ready", "1 when the store is heard.", {"store": name}, ready
+            pages = self._brain.index.count(store_key(name))
+            yield "kvrelay_store_pages", "Pages that the store reported.", {"store": name}, pages
             yield from _counts("store", name, member.counts)
             yield from self._ways(name, member.ways)
 

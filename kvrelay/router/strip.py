@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from kvrelay.protocol import HANDOFF_KEY
 
-RESERVED = frozenset({"kv_transfer_params", "ec_transfer_params", "cache_salt"})
-"""Fields that steer KV transfer or cache sharing inside an engine."""
+RESERVED = frozenset({"kv_transfer_params", "ec_transfer_params", "cache_salt", "kv_cache_report_mode"})
+"""Fields that steer KV transfer or cache sharing inside an engine, or (the last, inside ``vllm_xargs``) let it report
+blocks as new that it has had all along: their copies would be miscounted, and pages shown that are gone."""
 CONTENT = frozenset(
     {
         "messages", "prompt", "suffix", "tools", "functions", "documents", "response_format",

@@ -40,6 +40,8 @@ class Catalog:
         self.pinned = 0
         self.on_complete: Callable[[Page], None] = lambda page: None
         self.on_failed: Callable[[Page], None] = lambda page: None
+        self.on_gone: Callable[[Page], None] = lambda page: None
+        """A page that was complete is found no more."""
         self._slots: dict[tuple[Shelf, int], Page] = {}
         """Every announced page by its slot, until that is free."""
         self._filling: dict[Shelf, Filling] = {}
@@ -125,6 +127,7 @@ class Catalog:
         page.shelf.arena.set_state(page.ref.slot, SlotState.FAILED)
         self.failed[page] = None
         self.counts.add("pages_damaged")
+        self.on_gone(page)
         self._forget(page)
         self._promote(page.name)
 
@@ -208,6 +211,8 @@ class Catalog:
             self._drop(page)
 
     def _drop(self, page: Page) -> None:
+        if self.pages.get(page.name) is page:
+            self.on_gone(page)
         self._forget(page)
         page.state = SlotState.FREE
         self._free(page)

@@ -19,7 +19,7 @@ from kvrelay.errors import Misconfigured
 from kvrelay.feed import Feed
 from kvrelay.protocol import Heartbeat, Message, Neighbours, RegisterStore
 from kvrelay.store.inbound import Inbound
-from kvrelay.store.keeper import Keeper
+from kvrelay.store.keeper import Keeper, incarnation
 from kvrelay.store.peers import Peers
 from kvrelay.store.reception import Reception
 from kvrelay.store.session import Session
@@ -36,11 +36,13 @@ class StoreDaemon:
     def __init__(self, config: Config, name: str, key: bytes, routers: tuple[str, ...], address: str) -> None:
         epoch = secrets.randbits(47) | 1
         self.info = StoreInfo(
-            name=name, incarnation=f"{epoch:012x}", address=address, capacity_bytes=config.store.arena_bytes
+            name=name, incarnation=incarnation(epoch), address=address, capacity_bytes=config.store.arena_bytes
         )
         self._loop = asyncio.get_running_loop()
         self._key = key
         self._stall_s = config.store.stalled_push_s
+        self.keeper = Keeper(name, config.store, epoch, lambda event: self._feed.post(event))
+        self.keeper.links = self._links
         self._feed = Feed(
             routers,
             key,
@@ -49,12 +51,11 @@ class StoreDaemon:
             heartbeat=self._heartbeat,
             heartbeat_s=config.cluster.heartbeat_s,
             heard=self._heard,
+            pages=self.keeper.page_log,
         )
         self._listeners: list[Listener] = []
         self._watched: set[int] = set()
         self._tasks = asyncio.TaskGroup()
-        self.keeper = Keeper(name, config.store, epoch, self._feed.post)
-        self.keeper.links = self._links
         self.peers = Peers(self.keeper, config.store, key, address, self._loop.time, self._spawn)
         self._epoch = epoch
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from kvrelay.config import StoreConfig
 from kvrelay.errors import Malformed
+from kvrelay.fleet.page_log import PageLog
 from kvrelay.protocol import Acquire, Acquired, Announce, Held, NewPage, TransferEvent
 from kvrelay.store.arena import SlotState
 from kvrelay.store.catalog import QUARANTINE_S, Catalog
@@ -17,12 +18,17 @@ from kvrelay.store.pushes import Pushes
 from kvrelay.store.room import Room
 from kvrelay.store.shelf import Shelf
 from kvrelay.store.transfers import Transfer, Transfers, Way
-from kvrelay.types import PageFormat, PageName, SlotRef
+from kvrelay.types import Medium, PageFormat, PageName, SlotRef
 
 MAX_ID_LENGTH = 256
 """Of transfers and leases."""
 FILL_STALL_S = 30.0
 """A page that gets no layer for so long is given up; a chunk's forward pass takes seconds at most."""
+
+
+def incarnation(epoch: int) -> str:
+    """Incarnation of the store whose arenas have ``epoch``."""
+    return f"{epoch:012x}"
 
 
 class Keeper:
@@ -41,7 +47,10 @@ class Keeper:
         self.writers: dict[Writer, None] = {}
         self._owners: dict[str, int] = {}
         self._now = 0.0
-        self.catalog.on_complete = lambda page: self.transfers.page_complete(page.name, self._now)
+        self.page_log = PageLog(incarnation(epoch))
+        """What routers are told of the pages here."""
+        self.catalog.on_complete = self._page_complete
+        self.catalog.on_gone = lambda page: self.page_log.remove((page.name,), Medium.MEMORY)
         self.catalog.on_failed = self._page_failed
         self.transfers.on_failed = self.pushes.fail
 
@@ -185,6 +194,10 @@ class Keeper:
         self.transfers.expire(now)
         self.catalog.fail_stalled(now - FILL_STALL_S)
         self.catalog.sweep(now)
+
+    def _page_complete(self, page: Page) -> None:
+        self.page_log.store((page.name,), Medium.MEMORY)
+        self.transfers.page_complete(page.name, self._now)
 
     def _page_failed(self, page: Page) -> None:
         self.pushes.page_failed(page)

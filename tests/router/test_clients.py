@@ -264,6 +264,7 @@ async def test_transfer_fields_and_salts_of_clients_are_stripped_wherever_they_h
         await cluster.add("p1", Role.PREFILL)
     decode = await cluster.add("d1", role)
     smuggled = {"kv_transfer_params": value, "cache_salt": "mine", "ec_transfer_params": value, "kvrelay": value}
+    smuggled["kv_cache_report_mode"] = "full"
     body = {"model": "tiny", "prompt": "Hello, you", "messages": CHAT} | smuggled
     body["extra_body"] = {"deep": [dict(smuggled)], **smuggled}
     body["vllm_xargs"] = {"kvrelay_replay": [1], "kv_transfer_params": "x", "harmless": 1}

@@ -34,6 +34,10 @@ class Store:
         self.shelf = self.catalog.room.shelf(FORMAT)
         self.writers = [Writer("w")]
         self.now = 0.0
+        self.told: set[PageName] = set()
+        """Whole pages, as far as the catalog told."""
+        self.catalog.on_complete = lambda page: self.told.add(page.name)
+        self.catalog.on_gone = lambda page: self.told.remove(page.name)
 
     def begin(self, number: int, parent: Page | None = None, tokens: int = 32) -> Page | None:
         writer = self.writers[0]
@@ -57,6 +61,8 @@ class Store:
         return [self.catalog.has(name(number)) for number in numbers]
 
     def check(self) -> None:
+        whole = {page.name for page in self.catalog.pages.values() if page.state is SlotState.COMPLETE}
+        assert self.told == whole, "others were told of pages that are not here, or not of some that are"
         self.catalog.check_invariants(self.writers)
 
 

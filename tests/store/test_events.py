@@ -7,9 +7,20 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 
 from kvrelay.channel import Channel, Listener, bind_tcp
-from kvrelay.protocol import Heartbeat, LinkReport, Message, Neighbours, NewPage, RegisterStore, TransferEvent
+from kvrelay.protocol import (
+    Heartbeat,
+    LinkReport,
+    Message,
+    Neighbours,
+    NewPage,
+    PageEvents,
+    PageSnapshot,
+    PagesWanted,
+    RegisterStore,
+    TransferEvent,
+)
 from kvrelay.store.client import StoreClient
-from kvrelay.types import Stage, Transport
+from kvrelay.types import PageName, Stage, Transport
 from tests.store.conftest import FORMAT, KEY, StoreProcess, page_name, payload
 from tests.store.test_hostile import eventually
 
@@ -24,10 +35,12 @@ class Ear:
         self.address = address
         self._tell = tell
         self.heard: list[Message] = []
+        self.channels: list[Channel] = []
 
     async def serve(self, link: Channel) -> None:
         if self._tell is not None:
             await link.send(self._tell)
+        self.channels.append(link)
         while True:
             self.heard.append(await link.recv())
 
@@ -38,6 +51,16 @@ class Ear:
     def stages(self, transfer: str) -> list[tuple[str, Stage]]:
         events = [message for message in self.heard if isinstance(message, TransferEvent)]
         return [(event.store, event.stage) for event in events if event.transfer == transfer]
+
+    def pages(self) -> set[PageName]:
+        """What the store said it has."""
+        known: set[PageName] = set()
+        for message in self.heard:
+            if isinstance(message, PageSnapshot):
+                known.update(message.names)
+            elif isinstance(message, PageEvents):
+                known.update(*(change.stored for change in message.changes))
+        return known
 
     def event(self, transfer: str, stage: Stage) -> TransferEvent:
         events = [message for message in self.heard if isinstance(message, TransferEvent)]
@@ -177,3 +200,15 @@ async def test_stores_test_their_paths_as_soon_as_a_router_names_their_peers(sta
         used = [link for link in ear.links() if link.rank]
         assert {link.transport for link in used} >= {Transport.TCP, Transport.SHM}
         assert all(link.bytes_per_s > 1e6 and 0 < link.latency_s < 5 for link in used)
+
+
+async def test_a_store_tells_which_pages_it_has_to_who_asks(start_store: Start, connect: Connect) -> None:
+    async with listening() as ear:
+        store = await asyncio.to_thread(lambda: start_store(routers=(ear.address,)))
+        client = await asyncio.to_thread(lambda: connect(store))
+        await asyncio.to_thread(client.put, page_name(1), payload(1), 8)
+        await eventually(lambda: ear.channels != [])
+        await ear.channels[0].send(PagesWanted(after=-1))
+        await eventually(lambda: ear.pages() == {page_name(1)})
+        await asyncio.to_thread(client.put, page_name(2), payload(2), 8)
+        await eventually(lambda: ear.pages() == {page_name(1), page_name(2)})
