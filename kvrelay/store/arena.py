@@ -13,6 +13,7 @@ import fcntl
 import math
 import mmap
 import os
+from collections.abc import Callable
 from enum import IntEnum
 from typing import Any
 
@@ -81,6 +82,8 @@ class Arena:
         self.fd = fd
         self.stride = slot_stride(format)
         self._data_offset = _meta_bytes(format, slots)
+        self.before_punch: Callable[[], None] = lambda: None
+        """Called before memory is given back: whoever registered it with a device takes it out."""
         self._all_layers = list(range(format.layers))
         self._page_bytes = format.page_bytes
         self._map = mmap.mmap(fd, self._data_offset + slots * self.stride)
@@ -299,8 +302,14 @@ class Arena:
         self._generation[slot] += 1
         self._state[slot] = SlotState.FREE
 
+    @property
+    def address(self) -> int:
+        """Where the first slot begins in this process."""
+        return self._address + self._data_offset
+
     def punch(self, slot: int) -> None:
         """Give the slot's memory back to the machine."""
+        self.before_punch()
         start = self._data_offset + slot * self.stride
         self._map.madvise(mmap.MADV_REMOVE, start, self.stride)
 

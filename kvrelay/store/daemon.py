@@ -6,25 +6,30 @@ Nothing here waits on the disk or computes for long: one event loop serves every
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from kvrelay.channel import Channel, Listener, bind_tcp, bind_unix, is_everywhere
-from kvrelay.config import Config
-from kvrelay.errors import Misconfigured
+from kvrelay.config import Config, StoreConfig
+from kvrelay.errors import Lost, Misconfigured
 from kvrelay.feed import Feed
 from kvrelay.protocol import Heartbeat, Message, Neighbours, RegisterStore
 from kvrelay.store.inbound import Inbound
 from kvrelay.store.keeper import Keeper, incarnation
-from kvrelay.store.peers import Peers
-from kvrelay.store.reception import Reception
+from kvrelay.store.paths.agent import Agent
+from kvrelay.store.peers import Peers, is_loopback
+from kvrelay.store.reception import Reception, probing_ground
 from kvrelay.store.session import Session
 from kvrelay.store.shelf import Shelf
-from kvrelay.types import StoreInfo
+from kvrelay.types import StoreInfo, Transport
+
+_log = logging.getLogger(__name__)
 
 TICK_S = 0.5
 """How late a lease, a transfer or a failed slot may end."""
@@ -56,15 +61,18 @@ class StoreDaemon:
         self._listeners: list[Listener] = []
         self._watched: set[int] = set()
         self._tasks = asyncio.TaskGroup()
-        self.peers = Peers(self.keeper, config.store, key, address, self._loop.time, self._spawn)
-        self._epoch = epoch
+        self._probes = probing_ground(epoch)
+        self._agent = _agent(config.store, f"{name}/{epoch:x}")
+        self.peers = Peers(
+            self.keeper, config.store, key, address, self._loop.time, self._spawn, self._probes, self._agent
+        )
 
     def __repr__(self) -> str:
         return f"<StoreDaemon {self.info.name} at {self.info.address}, {self._listeners}, {self._feed!r}>"
 
     async def run(self, local: socket.socket, remote: socket.socket, ready: Callable[[StoreInfo], None]) -> None:
         """Serve until cancelled, or until one of its tasks dies: a half-dead store must not look alive."""
-        reception = Reception(self.keeper.room, local.getsockname(), self._epoch)
+        reception = Reception(self.keeper.room, local.getsockname(), self._probes, self._agent)
         self._listeners = [
             self._listener(local, {"client": self._serve_client, "map": reception.serve_map}),
             self._listener(remote, {"peer": partial(self._serve_peer, reception), "data": reception.serve_data}),
@@ -79,7 +87,9 @@ class StoreDaemon:
         finally:
             for fd in self._watched:
                 self._loop.remove_reader(fd)
-            reception.close()
+            if self._agent is not None:
+                self._agent.close()
+            self._probes.close()
             self.keeper.room.close()
 
     def _listener(self, sock: socket.socket, serve: Mapping[str, Callable[[Channel], Awaitable[None]]]) -> Listener:
@@ -140,6 +150,17 @@ class StoreDaemon:
             counts=counts,
             links=self.peers.reports,
         )
+
+
+def _agent(config: StoreConfig, name: str) -> Agent | None:
+    """NIXL's agent, where it is wanted, installed and able to start."""
+    if Transport.NIXL not in config.transports or find_spec("nixl") is None:
+        return None
+    try:
+        return Agent.create(name, only_loopback=is_loopback(config.peer_host))
+    except Lost as error:
+        _log.warning("%s; pages go by other ways", error)
+        return None
 
 
 def _bind_local(path: Path) -> socket.socket:

@@ -9,12 +9,17 @@ from typing import Any
 
 from kvrelay.channel import split_address
 from kvrelay.config import StoreConfig
-from kvrelay.errors import KvrelayError, Overloaded, Refused
+from kvrelay.errors import KvrelayError, Lost, Overloaded, Refused
 from kvrelay.protocol import LinkReport, OpenTransfer
+from kvrelay.store.arena import Arena
 from kvrelay.store.keeper import Keeper
 from kvrelay.store.outbound import Outbound
 from kvrelay.store.page import Writer
+from kvrelay.store.paths.agent import Agent
 from kvrelay.store.paths.choice import Opener
+from kvrelay.store.paths.line import Line
+from kvrelay.store.paths.onesided import OneSided
+from kvrelay.store.paths.path import Path
 from kvrelay.store.paths.shm import SharedMemory
 from kvrelay.store.paths.streams import Streams
 from kvrelay.store.push import Push
@@ -44,8 +49,12 @@ class Peers:
         advertised: str,
         clock: Callable[[], float],
         spawn: Callable[[Coroutine[Any, Any, None]], object],
+        probes: Arena,
+        agent: Agent | None,
     ) -> None:
         self.advertised = advertised
+        self._probes = probes
+        self._agent = agent
         self._keeper = keeper
         self._config = config
         self._key = key
@@ -115,9 +124,15 @@ class Peers:
         key, name, count = self._key, self._keeper.name, self._config.streams
         known: dict[Transport, Opener] = {
             Transport.SHM: lambda line, met: SharedMemory.open(line, key, name, met),
+            Transport.NIXL: lambda line, met: self._open_one_sided(line),
             Transport.TCP: lambda line, met: Streams.open(line, address, key, name, met, count),
         }
         return {transport: opener for transport, opener in known.items() if transport in self._config.transports}
+
+    async def _open_one_sided(self, line: Line) -> Path:
+        if self._agent is None:
+            raise Lost("NIXL is not installed here, or does not start; pip install 'kvrelay[nixl]', and see the log")
+        return await OneSided.open(line, self._agent, self._probes)
 
     def _check(self, address: str) -> None:
         host, _port = split_address(address)

@@ -8,10 +8,13 @@ from __future__ import annotations
 import secrets
 from collections.abc import Awaitable, Callable
 
+from msgspec import structs
+
 from kvrelay.channel import Channel, expect, in_time
-from kvrelay.errors import Malformed, Overloaded, Refused
+from kvrelay.errors import Lost, Malformed, Overloaded, Refused
 from kvrelay.protocol import ArenaFound, FindArena, Join, Meet, Met, Rejected
 from kvrelay.store.arena import Arena
+from kvrelay.store.paths.agent import Agent
 from kvrelay.store.room import Room
 from kvrelay.types import PageFormat, Transport
 
@@ -19,6 +22,13 @@ PROBE_FORMAT = PageFormat(layers=1, kv_heads=1, head_dim=1024, dtype="float32", 
 """One slot takes the largest probe: 2 MiB."""
 MAX_PROBERS = 8
 """Peers that may test their writes at the same time."""
+
+
+def probing_ground(epoch: int) -> Arena:
+    """Memory for probes: slot 0 is the store's own, whence it writes, the others are lent to peers."""
+    return Arena.create(PROBE_FORMAT, 1 + MAX_PROBERS, epoch)
+
+
 MAX_LINKS = 32
 """Further links of one peer."""
 
@@ -40,12 +50,14 @@ class Visit:
 class Reception:
     """All visits of a store."""
 
-    def __init__(self, room: Room, socket_path: str, epoch: int) -> None:
+    def __init__(self, room: Room, socket_path: str, probes: Arena, agent: Agent | None) -> None:
         self._room = room
+        self._agent = agent
+        """NIXL's, where it is installed and wanted."""
         self._socket_path = socket_path
         self._visits: dict[bytes, Visit] = {}
-        self._probes = Arena.create(PROBE_FORMAT, MAX_PROBERS, epoch)
-        self._free = list(range(MAX_PROBERS))
+        self._probes = probes
+        self._free = list(range(1, MAX_PROBERS + 1))
 
     def __repr__(self) -> str:
         return f"<Reception of {len(self._visits)} peers>"
@@ -53,7 +65,7 @@ class Reception:
     @property
     def transports(self) -> list[Transport]:
         """What is offered here."""
-        return [Transport.TCP, Transport.SHM]
+        return [Transport.TCP, Transport.SHM, *([Transport.NIXL] if self._agent else [])]
 
     def admit(self, visit: Visit, message: Meet) -> Met:
         """The answer to ``Meet``."""
@@ -111,8 +123,15 @@ class Reception:
         return visit
 
     def arena(self, visit: Visit, message: FindArena) -> ArenaFound:
-        """Where an arena is, for one-sided writes from anywhere. Raises ``Malformed``: nothing here allows them."""
-        raise Malformed("one-sided writes are not offered here")
+        """Where an arena is, for one-sided writes from anywhere; without an agent when those are not allowed."""
+        try:
+            found, arena = self._find(visit, message)
+            if self._agent is not None:
+                self._agent.register(arena)
+                return structs.replace(found, address=arena.address, agent=self._agent.metadata)
+        except (Lost, Overloaded, Refused):
+            pass  # the sender finds no agent in the answer, and takes another path
+        return ArenaFound(serial=message.serial, format=message.format or PROBE_FORMAT)
 
     def _find(self, visit: Visit, message: FindArena) -> tuple[ArenaFound, Arena]:
         if message.format is not None:
@@ -130,6 +149,5 @@ class Reception:
 
     def nudge(self) -> None:
         """A one-sided write needs our processor for a moment."""
-
-    def close(self) -> None:
-        self._probes.close()
+        if self._agent is not None:
+            self._agent.pump()

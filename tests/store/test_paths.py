@@ -7,6 +7,7 @@ import contextlib
 import gc
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,10 @@ BIG = PageFormat(layers=4, kv_heads=8, head_dim=128, dtype="float32", page_token
 """1 MiB: a batch holds four of them."""
 
 CONTROL = "control"
-KINDS: list[Any] = [CONTROL, Transport.TCP, Transport.SHM]
-DIRECT: list[Any] = [Transport.SHM]
+HAS_NIXL = find_spec("nixl") is not None
+NIXL = pytest.param(Transport.NIXL, marks=pytest.mark.skipif(not HAS_NIXL, reason="NIXL is not installed"))
+KINDS: list[Any] = [CONTROL, Transport.TCP, Transport.SHM, NIXL]
+DIRECT: list[Any] = [Transport.SHM, NIXL]
 
 
 async def eventually(check: Callable[[], object], within_s: float = 30.0) -> None:
@@ -347,7 +350,7 @@ class Dying:
 
 
 @pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind is not CONTROL])
+@pytest.mark.parametrize("kind", KINDS[1:])
 async def test_a_path_that_dies_in_the_middle_is_replaced_by_the_next_one(
     tmp_path: Path, kind: Transport, after: bool
 ) -> None:
@@ -394,7 +397,7 @@ async def test_a_slot_that_a_lost_sender_may_still_write_into_rests_before_it_is
 async def test_closing_frees_every_descriptor(tmp_path: Path) -> None:
     open_after: list[int] = []
     for round_number in range(3):
-        for kind in KINDS:
+        for kind in (CONTROL, Transport.TCP, Transport.SHM):
             folder = tmp_path / f"{round_number}-{kind}"
             folder.mkdir()
             async with ends_of(folder, kind) as ends:

@@ -1,0 +1,136 @@
+"""One-sided writes into a peer's arena by NIXL: RDMA where there is a card, shared memory or TCP where there is none.
+
+It must never say that it has written before it has, nor wait for a write by spinning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+
+from kvrelay.errors import Lost
+from kvrelay.protocol import ArenaFound, FindArena, Nudge, Probe, Probed, Written
+from kvrelay.store.arena import Arena, checksums
+from kvrelay.store.paths.agent import Agent, Runs, Write
+from kvrelay.store.paths.line import Line
+from kvrelay.store.push import Batch
+from kvrelay.types import PageFormat, Transport
+
+POLL_S = 0.001
+"""Between two looks at a write that was not done at once; between two on one machine it always is."""
+NUDGE_S = 0.005
+
+
+class OneSided:
+    """The arenas of one peer, as its agent registered them."""
+
+    transport = Transport.NIXL
+
+    def __init__(self, line: Line, agent: Agent, source: Arena, found: ArenaFound) -> None:
+        self._line = line
+        self._agent = agent
+        self._source = source
+        """Whence probes are written."""
+        self._probes = found
+        self._peer = agent.meet(found.agent)
+        self._addresses: dict[PageFormat, int] = {}
+        self._finding = asyncio.Lock()
+        self._is_closed = False
+
+    @classmethod
+    async def open(cls, line: Line, agent: Agent, source: Arena) -> OneSided:
+        """Raises ``Lost``."""
+        agent.register(source)
+        return cls(line, agent, source, await _find(line, None))
+
+    def __repr__(self) -> str:
+        return f"<OneSided to {self._peer}, {len(self._addresses)} arenas>"
+
+    def takes(self, batch: Batch) -> bool:
+        return batch.is_lent_slots
+
+    async def probe(self, pattern: memoryview) -> bool:
+        self._source.run(0, 0, len(pattern))[:] = pattern
+        there = self._probes.address + self._probes.slot * self._source.stride
+        await self._write(_runs([(self._source.address, len(pattern))]), _runs([(there, len(pattern))]))
+        (checksum,) = checksums(pattern, len(pattern))
+        probed = await self._line.ask(
+            lambda serial: Probe(serial=serial, size_bytes=len(pattern), checksum=checksum, written=True), Probed
+        )
+        return probed.good
+
+    async def carry(self, batch: Batch) -> int:
+        arena, base = batch.arena, await self._address(batch.arena)
+        here = [(arena.address + run.slot * arena.stride + run.start, len(run.view)) for run in batch.runs]
+        there = [
+            (base + run.target.slot * arena.stride + run.start, len(run.view))
+            for run in batch.runs
+            if run.target is not None
+        ]
+        await self._write(_runs(here), _runs(there))
+        message = batch.message
+        written = Written(
+            transfer=message.transfer,
+            items=message.items,
+            payload_bytes=message.payload_bytes,
+            serial=message.serial,
+            transport=self.transport,
+        )
+        await self._line.confirmed(written)
+        return 0
+
+    async def _address(self, arena: Arena) -> int:
+        """Where the peer's arena of this format begins. Raises ``Lost``."""
+        async with self._finding:
+            if arena.format not in self._addresses:
+                self._agent.register(arena)
+                found = await _find(self._line, arena.format)
+                self._agent.meet(found.agent)
+                self._addresses[arena.format] = found.address
+        return self._addresses[arena.format]
+
+    async def _write(self, here: Runs, there: Runs) -> None:
+        if self._is_closed:
+            raise Lost(f"the path to {self._peer} was closed here")
+        write = self._agent.write(self._peer, here, there)
+        try:
+            await self._done(write)
+        finally:
+            await self._let_go(write)
+
+    async def _done(self, write: Write) -> None:
+        loop = asyncio.get_running_loop()
+        started = nudged = loop.time()
+        while not write.is_done:
+            if self._is_closed or loop.time() - started > self._line.stall_s:
+                raise Lost(f"a write to {self._peer} was not done within {self._line.stall_s:g} s")
+            if loop.time() - nudged >= NUDGE_S:
+                nudged = loop.time()
+                await self._line.link.send(Nudge(), stall_s=self._line.stall_s)
+            await asyncio.sleep(POLL_S)
+
+    async def _let_go(self, write: Write) -> None:
+        """Stop what is not done. While that cannot be, the batch's pages stay pinned by our caller: for a while."""
+        for _ in range(int(self._line.stall_s / NUDGE_S)):
+            if write.release():
+                return
+            await asyncio.sleep(NUDGE_S)
+
+    def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._agent.forget(self._peer)
+
+
+async def _find(line: Line, format: PageFormat | None) -> ArenaFound:
+    found = await line.ask(lambda serial: FindArena(serial=serial, format=format), ArenaFound)
+    if not found.agent:
+        raise Lost(f"{line.link.peer} does not let others write into that arena")
+    return found
+
+
+def _runs(pieces: list[tuple[int, int]]) -> Runs:
+    runs = np.zeros((len(pieces), 3), np.uint64)
+    runs[:, :2] = pieces
+    return runs
