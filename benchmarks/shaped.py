@@ -25,6 +25,8 @@ from kvrelay.store.client import StoreClient
 
 LINK_BITS_S = 1_000_000_000
 ROUNDS = 3
+CODECS = ("auto", "raw")
+"""Settings of ``store.codec``; the first is the product's own."""
 PORT = 7070
 KEY = b"k" * 32
 RESULTS = Path(__file__).parent / "results" / "shaped.json"
@@ -45,22 +47,31 @@ class Figures(NamedTuple):
 
 
 def measure() -> dict[str, Any]:
-    """Medians of ``ROUNDS`` rounds; ``{"skipped": why}`` where namespaces cannot be made."""
+    """Medians of ``ROUNDS`` rounds, by ``store.codec``; ``{"skipped": why}`` where namespaces cannot be made."""
     reason = why_not()
     if reason:
         return {"skipped": reason}
-    with contextlib.ExitStack() as stack:
-        here, there = stack.enter_context(shaped_pair(LINK_BITS_S))
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvrelay-")))
-        near, far = (stack.enter_context(_node(folder, *ends)) for ends in ((here, there), (there, here)))
-        rounds = _rounds(near.client, far)
-    serial_s = statistics.median(each.serial_s for each in rounds)
-    exposed_s = statistics.median(each.exposed_s for each in rounds)
     return {
         "link_gbit_s": LINK_BITS_S / 1e9,
         "writer": "simulated at the pace of a real prefill",
         "prompt_tokens": PROMPT_TOKENS,
         "bytes": PROMPT_TOKENS * FORMAT.layers * FORMAT.token_layer_bytes,
+        **{codec: _measure(codec) for codec in CODECS},
+    }
+
+
+def _measure(codec: str) -> dict[str, Any]:
+    with contextlib.ExitStack() as stack:
+        here, there = stack.enter_context(shaped_pair(LINK_BITS_S))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvrelay-")))
+        ways = ((here, there), (there, here))
+        near, far = (stack.enter_context(_node(folder, *ends, codec)) for ends in ways)
+        rounds = _rounds(near.client, far)
+        saved = far.client.describe().get("codec_bytes_saved", 0) / far.client.describe()["bytes_received"]
+    serial_s = statistics.median(each.serial_s for each in rounds)
+    exposed_s = statistics.median(each.exposed_s for each in rounds)
+    return {
+        "ratio": round(1 + saved, 3),
         "serial_ms": round(1e3 * serial_s, 1),
         "exposed_ms": round(1e3 * exposed_s, 1),
         "exposed_share": round(exposed_s / serial_s, 4),
@@ -69,13 +80,15 @@ def measure() -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _node(folder: Path, here: Namespace, there: Namespace) -> Iterator[Node]:
+def _node(folder: Path, here: Namespace, there: Namespace, codec: str) -> Iterator[Node]:
     """A store in the namespace ``here`` that may push to the one in ``there``."""
     socket, key, config = (folder / f"{here.name}.{suffix}" for suffix in ("sock", "key", "toml"))
     key.write_bytes(KEY)
     key.chmod(0o600)
     config.write_text(
         f'store.peer_host = "{here.address}"\nstore.peer_port = {PORT}\nstore.peers = ["{there.address}:{PORT}"]\n'
+        # Namespaces share their machine's memory: between two machines there would be no such way.
+        f'store.transports = ["tcp"]\nstore.codec = "{codec}"\n'
     )
     words = ("-m", "kvrelay", "store", "--socket", str(socket), "--key-file", str(key), "--config", str(config))
     process = subprocess.Popen(here.command(sys.executable, *words), stdout=subprocess.PIPE, text=True)

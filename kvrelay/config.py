@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from kvrelay.errors import Misconfigured
-from kvrelay.types import Role, Transport
+from kvrelay.types import Codec, Role, Transport
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
 """A TCP port; 0 takes a free one."""
@@ -77,6 +77,22 @@ class StoreConfig(Section, frozen=True, kw_only=True):
     peers: Annotated[
         tuple[str, ...], Meta(description="host:port of stores that may be pushed to; empty: loopback only.")
     ] = ()
+    codec: Annotated[
+        str,
+        Meta(
+            pattern="^(auto|raw|lossless)$",
+            description="How pages travel over TCP: auto packs them where the link is slower than the packing; raw and "
+            "lossless say it.",
+        ),
+    ] = "auto"
+    lossy_codec: Annotated[
+        str,
+        Meta(
+            pattern="^(none|int8|fp8)$",
+            description="Rounding that slow links may do to pages; equal in the whole cluster, it is part of their "
+            "names.",
+        ),
+    ] = "none"
     page_lease_s: Annotated[
         Seconds, Meta(description="How long a prompt's partial last page is kept before it is first to be evicted.")
     ] = 30.0
@@ -86,6 +102,11 @@ class StoreConfig(Section, frozen=True, kw_only=True):
     ] = (Transport.SHM, Transport.NIXL, Transport.TCP)
     streams: Annotated[int, Meta(ge=1, le=16, description="TCP connections for pages to one other store.")] = 4
     stalled_push_s: Annotated[Seconds, Meta(description="A push that moves nothing for so long is given up.")] = 2.0
+
+    @property
+    def lossy(self) -> Codec | None:
+        """``lossy_codec`` as page formats have it."""
+        return None if self.lossy_codec == "none" else Codec(self.lossy_codec)
 
 
 class WorkerConfig(Section, frozen=True, kw_only=True):
@@ -160,6 +181,8 @@ class ConnectorConfig(Section, frozen=True, kw_only=True):
     """Digest of the model folder."""
     page_tokens: int
     load_wait_s: float
+    lossy: Codec | None = None
+    """What slow links may do to the pages (``store.lossy_codec``)."""
 
 
 def render(config: Config) -> str:

@@ -47,6 +47,8 @@ def root_name(fingerprint: Fingerprint, *, salt: str = "", adapter: str = "") ->
         adapter.encode(),
         salt.encode(),
     ]
+    if fmt.lossy is not None:
+        parts.append(b"lossy " + fmt.lossy.encode())  # only then: the names of exact pages stay what they are
     digest = hashlib.blake2b(frame(parts), digest_size=NAME_BYTES, person=_ROOT)
     return PageName(digest.digest())
 

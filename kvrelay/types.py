@@ -45,6 +45,10 @@ class Codec(StrEnum):
     """Rounded to e4m3, with the same scales."""
 
 
+LOSSY = frozenset({Codec.INT8, Codec.FP8})
+"""Codecs that change bytes."""
+
+
 class Medium(StrEnum):
     """Where a page is kept, fastest first."""
 
@@ -70,6 +74,8 @@ class PageFormat(Value, frozen=True, kw_only=True):
     head_dim: int
     dtype: str
     page_tokens: int
+    lossy: Codec | None = None
+    """INT8 or FP8: a link may have rounded the page so. It is then another page than the exact one, also by name."""
 
     @property
     def token_layer_bytes(self) -> int:

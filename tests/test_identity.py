@@ -23,7 +23,7 @@ from kvrelay.identity import (
     token_bytes,
     with_dtype,
 )
-from kvrelay.types import Fingerprint, PageFormat, PageName
+from kvrelay.types import Codec, Fingerprint, PageFormat, PageName
 
 FORMAT = PageFormat(layers=30, kv_heads=3, head_dim=64, dtype="bfloat16", page_tokens=32)
 OURS = Fingerprint(weights="w1", weights_epoch=0, format=FORMAT, naming=2, engine="vllm 0.32.0")
@@ -140,6 +140,7 @@ CHANGES: list[tuple[str, object]] = [
     ("format.head_dim", 128),
     ("format.dtype", "float16"),
     ("format.page_tokens", 16),
+    ("format.lossy", Codec.INT8),
 ]
 
 

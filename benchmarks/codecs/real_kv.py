@@ -40,7 +40,7 @@ class RealModel:
     def prompts(self, count: int, tokens: int) -> list[list[int]]:
         """Runs of the repository's own prose, evenly spread over it; the same for the same documents."""
         text = "\n\n".join((ROOT / name).read_text() for name in PROSE)
-        ids: list[int] = self.tokenizer(text).input_ids
+        ids: list[int] = self.tokenizer(text, verbose=False).input_ids
         step = (len(ids) - tokens) // count
         return [ids[number * step : number * step + tokens] for number in range(count)]
 

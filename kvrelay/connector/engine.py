@@ -11,7 +11,7 @@ import msgspec
 
 from kvrelay.errors import Misconfigured
 from kvrelay.identity import NAMING_VERSION
-from kvrelay.types import DTYPE_BYTES, Engine, Fingerprint, PageFormat
+from kvrelay.types import DTYPE_BYTES, Codec, Engine, Fingerprint, PageFormat
 
 
 class EngineRequest(Protocol):
@@ -49,7 +49,9 @@ def layer_names(kv_cache_config: Any) -> list[str]:
     return list(kv_cache_config.kv_cache_groups[0].layer_names)
 
 
-def describe_engine(vllm_config: Any, kv_cache_config: Any, *, weights: str, page_tokens: int, version: str) -> Engine:
+def describe_engine(
+    vllm_config: Any, kv_cache_config: Any, *, weights: str, page_tokens: int, version: str, lossy: Codec | None
+) -> Engine:
     """What this engine is, for pairing. Raises ``Misconfigured`` for set-ups that pages cannot express."""
     refuse_unsupported(vllm_config, kv_cache_config, page_tokens)
     spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
@@ -59,6 +61,7 @@ def describe_engine(vllm_config: Any, kv_cache_config: Any, *, weights: str, pag
         head_dim=spec.head_size,
         dtype=str(spec.dtype).removeprefix("torch."),
         page_tokens=page_tokens,
+        lossy=lossy,
     )
     fingerprint = Fingerprint(
         weights=weights, weights_epoch=0, format=page_format, naming=NAMING_VERSION, engine=f"vllm {version}"

@@ -59,6 +59,7 @@ class KvrelayConnector(KVConnectorBase_V1, SupportsHMA):
             weights=self._settings.weights,
             page_tokens=self._settings.page_tokens,
             version=vllm_version,
+            lossy=self._settings.lossy,
         )
         self._names = layer_names(kv_cache_config)
         self._requests: dict[str, EngineRequest] = {}

@@ -77,6 +77,7 @@ def settle_ports(config: Config) -> Config:
     if config.cluster.stores > 1 and (config.store.peer_port or config.store.advertise):
         raise Misconfigured("store.peer_port and store.advertise name one store; leave them out with two stores")
     _refuse_one_workers_settings(config)
+    _refuse_idle_codecs(config)
     require_free(router.host, router.port, "--port")
     require_free(router.control_host, router.control_port, CONTROL_PORT)
     settled = msgspec.structs.replace(
@@ -95,6 +96,12 @@ def _refuse_one_workers_settings(config: Config) -> None:
         )
     if config.worker.advertise:
         raise Misconfigured("worker.advertise names one worker, for `kvrelay worker`; leave it out of a whole cluster")
+
+
+def _refuse_idle_codecs(config: Config) -> None:
+    """What pages are named after must be able to happen to them."""
+    if config.store.lossy is not None and config.cluster.stores == 1:
+        raise Misconfigured("store.lossy_codec is for pages that go to another store; set cluster.stores to 2")
 
 
 def members(config: Config, run: RunDir, model: Path) -> list[Member]:

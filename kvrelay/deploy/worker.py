@@ -136,6 +136,7 @@ def worker_engine(config: Config, plan: WorkerPlan, incarnation: str, engine_fil
         weights=weights_digest(plan.model_path),
         page_tokens=config.worker.page_tokens,
         load_wait_s=config.worker.load_wait_s,
+        lossy=config.store.lossy,
     )
     return msgspec.structs.replace(spec, connector=connector, host=host)
 

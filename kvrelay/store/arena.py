@@ -22,7 +22,7 @@ import numpy.typing as npt
 import xxhash
 
 from kvrelay.errors import Incompatible, Malformed
-from kvrelay.types import DTYPE_BYTES, WHOLE, PageFormat, Shard, SlotRef
+from kvrelay.types import DTYPE_BYTES, WHOLE, Codec, PageFormat, Shard, SlotRef
 
 _MAGIC = 0x316C6572766B  # "kvrel1"
 _LAYOUT_VERSION = 2
@@ -60,7 +60,8 @@ def _geometry(format: PageFormat) -> int:
     packed = 0
     for part in (format.layers, format.kv_heads, format.head_dim, format.page_tokens):
         packed = packed << 14 | part
-    return packed << 4 | dtype
+    lossy = 0 if format.lossy is None else 1 + list(Codec).index(format.lossy)
+    return (packed << 4 | dtype) << 3 | lossy
 
 
 def _meta_bytes(format: PageFormat, slots: int) -> int:

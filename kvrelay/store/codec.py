@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -19,10 +18,17 @@ from kvrelay.errors import Malformed, Refused
 from kvrelay.store import rounding
 from kvrelay.types import DTYPE_BYTES, Codec
 
-try:
-    import zstandard
-except ImportError:  # a node without the package sends and takes everything else
-    zstandard = None
+
+def _library() -> Any:
+    """zstandard; None on a node without it, which sends and takes everything else."""
+    try:
+        import zstandard
+    except ImportError:
+        return None
+    return zstandard
+
+
+zstandard = _library()
 
 Bytes = npt.NDArray[np.uint8]
 Words = npt.NDArray[Any]
@@ -32,7 +38,9 @@ _HEAD = struct.Struct("<B3xIII")
 _STORED, _PLANES, _INT8, _FP8 = range(4)
 _ROUNDED = {Codec.INT8: _INT8, Codec.FP8: _FP8}
 _ALLOWED = {Codec.LOSSLESS: _PLANES} | _ROUNDED
-_WORD: dict[int, Any] = {2: np.uint16, 4: np.uint32}
+_WORD: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32}
+_LOWER: dict[int, tuple[Any, ...]] = {1: (), 2: (np.uint8,), 4: (np.uint8, np.uint16)}
+"""By bytes an element: its parts below the highest byte, from the top."""
 _WORTH = 0.97
 """A plane that does not shrink below this share travels as it is: it then costs no decoding."""
 
@@ -118,8 +126,8 @@ def _copy(body: memoryview, out: Bytes) -> None:
 # much as the default one, at less than half the time (docs/decisions/0009).
 
 
-@cache
 def _packer() -> Any:
+    """A new one each time: used by two threads at once, it takes the process down."""
     parameters = zstandard.ZstdCompressionParameters(
         strategy=zstandard.STRATEGY_FAST, min_match=7, hash_log=6, window_log=17, write_content_size=True
     )
@@ -129,17 +137,15 @@ def _packer() -> Any:
 def _split(raw: Bytes, width: int) -> list[bytes] | None:
     """The packed highest bytes, then the other planes; None when that is no gain."""
     words: Words = raw.view(_WORD[width])
-    highest = (words >> 8 * (width - 1)).astype(np.uint8)
+    highest = (words >> 8 * (width - 1)).astype(np.uint8) if width > 1 else words
     packed: bytes = _packer().compress(highest)
     if len(packed) > _WORTH * len(highest):
         return None
-    return [packed, *(plane.tobytes() for plane in _lower(words, width))]
-
-
-def _lower(words: Words, width: int) -> list[Words]:
-    if width == 2:
-        return [words.astype(np.uint8)]
-    return [(words >> 16).astype(np.uint8), words.astype(np.uint16)]
+    planes, bits = [packed], 8 * (width - 1)
+    for kind in _LOWER[width]:
+        bits -= 8 * np.dtype(kind).itemsize
+        planes.append((words >> bits if bits else words).astype(kind).tobytes())
+    return planes
 
 
 def _join(body: memoryview, out: Bytes, width: int) -> None:
@@ -149,7 +155,7 @@ def _join(body: memoryview, out: Bytes, width: int) -> None:
         raise Malformed(f"a block of {len(out)} bytes is packed into {len(body)}, which leaves out a plane")
     words[:] = _unpack(body[:packed_bytes], len(words))
     start = packed_bytes
-    for kind in (np.uint8,) if width == 2 else (np.uint8, np.uint16):
+    for kind in _LOWER[width]:
         size = len(words) * np.dtype(kind).itemsize
         words <<= 8 * np.dtype(kind).itemsize
         words |= np.frombuffer(body[start : start + size], kind)

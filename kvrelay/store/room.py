@@ -7,7 +7,7 @@ from collections.abc import Callable
 from kvrelay.errors import Refused
 from kvrelay.store.arena import Arena, slot_stride
 from kvrelay.store.shelf import Shelf
-from kvrelay.types import DTYPE_BYTES, PageFormat, SlotRef
+from kvrelay.types import DTYPE_BYTES, LOSSY, PageFormat, SlotRef
 
 MAX_FORMATS = 8
 MAX_SLOTS = 1 << 20
@@ -47,7 +47,8 @@ class Room:
 
     def _check(self, format: PageFormat) -> None:
         parts = (format.layers, format.kv_heads, format.head_dim, format.page_tokens)
-        if format.dtype not in DTYPE_BYTES or not all(0 < part <= _MAX_DIMENSION for part in parts):
+        sound = format.dtype in DTYPE_BYTES and format.lossy in (None, *LOSSY)
+        if not sound or not all(0 < part <= _MAX_DIMENSION for part in parts):
             raise Refused(f"{format} is not a page format this store can hold")
         if slot_stride(format) > self.budget_bytes:
             raise Refused(f"a page of {slot_stride(format)} bytes does not fit; enlarge store.arena_bytes")

@@ -90,6 +90,13 @@ def test_workers_of_a_cluster_listen_at_the_address_that_was_set_and_each_tells_
         settle_ports(Config(worker=WorkerConfig(advertise="127.0.0.1:1")))
 
 
+def test_rounding_in_a_cluster_whose_pages_go_nowhere_is_refused() -> None:
+    rounding = StoreConfig(lossy_codec="int8")
+    with pytest.raises(Misconfigured, match=r"store\.lossy_codec"):
+        settle_ports(Config(store=rounding))
+    settle_ports(Config(store=rounding, cluster=ClusterConfig(stores=2), router=RouterConfig(port=0, control_port=0)))
+
+
 def test_one_peer_address_for_two_stores_is_refused() -> None:
     config = Config(cluster=ClusterConfig(stores=2), store=StoreConfig(peer_port=7000))
     with pytest.raises(Misconfigured, match=r"store\.peer_port"):
