@@ -14,7 +14,7 @@ from typing import Annotated
 import msgspec
 
 from kvrelay.errors import Malformed, Refused
-from kvrelay.types import Medium, PageFormat, PageName, SlotRef, Stage, StoreInfo, Transport, WorkerInfo
+from kvrelay.types import Codec, Medium, PageFormat, PageName, SlotRef, Stage, StoreInfo, Transport, WorkerInfo
 
 WIRE_VERSION = 2
 MAX_FRAME_BYTES = 4 << 20
@@ -255,6 +255,8 @@ class PushOpen(Message, frozen=True, kw_only=True):
     total_tokens: int
     direct: bool = False
     """The sender may write into the slots of the pages by itself; ``PushWanted`` is to name them."""
+    codec: Codec = Codec.RAW
+    """In which the sender would send ``Segments``, should they travel by TCP."""
 
 
 class PushPages(Message, frozen=True, kw_only=True):
@@ -276,6 +278,8 @@ class PushWanted(Message, frozen=True, kw_only=True):
     transfer: str
     indices: list[int]
     slots: list[SlotRef] = []
+    codec: Codec = Codec.RAW
+    """The one of ``PushOpen``, or RAW: the receiver does not take it, and all that follows travels as it is."""
 
 
 class Segment(msgspec.Struct, frozen=True, array_like=True):
@@ -296,6 +300,13 @@ class Segments(Message, frozen=True, kw_only=True):
     items: list[Segment]
     payload_bytes: int
     serial: int = 0
+    codec: Codec = Codec.RAW
+    """In which the payload is encoded; ``payload_bytes`` are those that travel, and ``items`` speak of the others.
+
+    Where a codec rounds, ``items`` speak of bytes that the receiver cannot have: it relies on ``wire_checksum``.
+    """
+    wire_checksum: int = 0
+    """Of an encoded payload as it travels."""
 
 
 class Written(Message, frozen=True, kw_only=True):

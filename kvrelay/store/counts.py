@@ -16,6 +16,7 @@ KNOWN = (
     "stale_refs",
     "bytes_pushed",
     "bytes_received",
+    "codec_bytes_saved",
     "pushes_failed",
     "transfers_arrived",
     "transfers_failed",

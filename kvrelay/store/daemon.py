@@ -20,6 +20,7 @@ from kvrelay.config import Config, StoreConfig
 from kvrelay.errors import Lost, Misconfigured
 from kvrelay.feed import Feed
 from kvrelay.protocol import Heartbeat, Message, Neighbours, RegisterStore
+from kvrelay.store.codecs import Codecs, check_codecs
 from kvrelay.store.inbound import Inbound
 from kvrelay.store.keeper import Keeper, incarnation
 from kvrelay.store.paths.agent import Agent
@@ -63,8 +64,17 @@ class StoreDaemon:
         self._tasks = asyncio.TaskGroup()
         self._probes = probing_ground(epoch)
         self._agent = _agent(config.store, f"{name}/{epoch:x}")
+        self.codecs = Codecs(config.store)
         self.peers = Peers(
-            self.keeper, config.store, key, address, self._loop.time, self._spawn, self._probes, self._agent
+            self.keeper,
+            config.store,
+            key,
+            address,
+            self.codecs,
+            self._loop.time,
+            self._spawn,
+            self._probes,
+            self._agent,
         )
 
     def __repr__(self) -> str:
@@ -83,6 +93,7 @@ class StoreDaemon:
                     self._spawn(listener.run())
                 self._spawn(self._feed.run())
                 self._spawn(self._tick())
+                self._spawn(asyncio.to_thread(self.codecs.measure))
                 ready(self.info)
         finally:
             for fd in self._watched:
@@ -104,7 +115,7 @@ class StoreDaemon:
         await Session(link, self.keeper, self.peers, self._loop.time, self._watch).serve()
 
     async def _serve_peer(self, reception: Reception, link: Channel) -> None:
-        await Inbound(link, self.keeper, reception, self._stall_s, self._loop.time).serve()
+        await Inbound(link, self.keeper, reception, self.codecs, self._stall_s, self._loop.time).serve()
 
     def _watch(self, shelf: Shelf) -> None:
         if shelf.doorbell.fd not in self._watched:
@@ -193,6 +204,7 @@ async def run_store(
     """Serve until cancelled. Raises ``Misconfigured``, also when an address is taken."""
     if is_everywhere(config.store.peer_host) and not config.store.advertise:
         raise Misconfigured("store.peer_host means every address: set store.advertise to the one that others can reach")
+    check_codecs(config.store)
     with _bind_local(socket_path) as local, _bind_remote(config.store.peer_host, config.store.peer_port) as remote:
         host, port = remote.getsockname()
         daemon = StoreDaemon(config, name, key, routers, config.store.advertise or f"{host}:{port}")

@@ -28,12 +28,14 @@ from kvrelay.protocol import (
 )
 from kvrelay.store.arena import checksums
 from kvrelay.store.catalog import QUARANTINE_S
-from kvrelay.store.incoming import Incoming, Landing
+from kvrelay.store.codecs import Codecs
+from kvrelay.store.incoming import Incoming, Landing, fill
 from kvrelay.store.keeper import Keeper, check_shards
+from kvrelay.store.packing import unpack
 from kvrelay.store.paths.trial import MAX_PROBE_BYTES
 from kvrelay.store.reception import Reception, Visit
 from kvrelay.store.transfers import Way
-from kvrelay.types import Transport
+from kvrelay.types import LOSSY, Codec, Transport
 
 MAX_INCOMING = 1024
 """Open pushes on one link."""
@@ -43,11 +45,18 @@ class Inbound:
     """One peer's links."""
 
     def __init__(
-        self, link: Channel, keeper: Keeper, reception: Reception, stall_s: float, clock: Callable[[], float]
+        self,
+        link: Channel,
+        keeper: Keeper,
+        reception: Reception,
+        codecs: Codecs,
+        stall_s: float,
+        clock: Callable[[], float],
     ) -> None:
         self._link = link
         self._keeper = keeper
         self._reception = reception
+        self._codecs = codecs
         self._stall_s = stall_s
         self._clock = clock
         self._incoming: dict[str, Incoming] = {}
@@ -121,7 +130,14 @@ class Inbound:
         if transfer is not None:
             self._lent |= message.direct
             self._incoming[transfer.id] = Incoming(
-                transfer, shelf, message.names, message.total_tokens, self._keeper, self._writer, lends=message.direct
+                transfer,
+                shelf,
+                message.names,
+                message.total_tokens,
+                self._keeper,
+                self._writer,
+                lends=message.direct,
+                codec=self._codecs.accept(message.codec, message.format),
             )
         return transfer is not None
 
@@ -131,7 +147,12 @@ class Inbound:
             return  # refused or ended here; the sender has been told, or will be
         check_shards(message.shards, incoming.kv_heads)
         wanted, slots = incoming.want(list(dict.fromkeys(message.indices)), message.shards, self._clock())
-        answer = PushWanted(transfer=message.transfer, indices=wanted, slots=slots if incoming.lends else [])
+        answer = PushWanted(
+            transfer=message.transfer,
+            indices=wanted,
+            slots=slots if incoming.lends else [],
+            codec=incoming.codec,
+        )
         await self._link.send(answer, stall_s=self._stall_s)
 
     # ------------------------------------------------------------ payload
@@ -160,11 +181,27 @@ class Inbound:
         self._keeper.transfers.touch(incoming.transfer.id, self._clock())
         try:
             incoming.transfer.traffic.begin(Transport.TCP, self._clock())
-            await link.recv_into(views, stall_s=self._stall_s)
+            if message.codec is Codec.RAW:
+                await link.recv_into(views, stall_s=self._stall_s)
+            else:
+                await self._unpack(link, message, incoming, landings)
         finally:
             del self._landing[message.serial]
             over.set()
         return len(views)
+
+    async def _unpack(self, link: Channel, message: Segments, incoming: Incoming, landings: list[Landing]) -> None:
+        """Receive an encoded payload; decoded on a thread, in memory of its own, it is copied into the slots here.
+
+        One that was damaged on its way is not: its pages are then found unsound.
+        """
+        payload = memoryview(bytearray(message.payload_bytes))
+        await link.recv_into([payload], stall_s=self._stall_s)
+        raw_bytes = sum(landing.size_bytes for landing in landings)
+        raw = await asyncio.to_thread(unpack, message.codec, payload, message.wire_checksum, raw_bytes, incoming.format)
+        if raw is not None:
+            fill(landings, raw.data, are_rounded=message.codec in LOSSY)
+            self._keeper.counts.add("codec_bytes_saved", raw_bytes - len(payload))
 
     async def _supersede(self, serial: int) -> None:
         """The sender begins a batch again: what of it is still coming over a link that it gave up ends first."""

@@ -15,10 +15,11 @@ from kvrelay.protocol import NewPage, Segment, Segments, Written
 from kvrelay.store.arena import SlotState, checksums
 from kvrelay.store.catalog import QUARANTINE_S
 from kvrelay.store.keeper import Keeper
+from kvrelay.store.packing import MAX_PACKED_BYTES
 from kvrelay.store.page import FOREVER, Page, Writer
 from kvrelay.store.shelf import Shelf
 from kvrelay.store.transfers import Transfer
-from kvrelay.types import PageName, SlotRef
+from kvrelay.types import Codec, PageFormat, PageName, SlotRef
 
 
 @dataclass(slots=True, eq=False)
@@ -53,6 +54,10 @@ class Landing:
     views: list[memoryview]
     wanted: Wanted | None
 
+    @property
+    def size_bytes(self) -> int:
+        return sum(map(len, self.views))
+
 
 class Incoming:
     """Pages of one transfer on their way here."""
@@ -67,10 +72,13 @@ class Incoming:
         writer: Writer,
         *,
         lends: bool,
+        codec: Codec,
     ) -> None:
         self.transfer = transfer
         self.lends = lends
         """Its sender writes into the slots of its pages by itself, until it says that it is through."""
+        self.codec = codec
+        """The one that is taken besides RAW."""
         self._shelf = shelf
         self._names = names
         self._total_tokens = total_tokens
@@ -84,8 +92,12 @@ class Incoming:
         return f"<Incoming {self.transfer.id}, {len(self._wanted)} pages on their way>"
 
     @property
+    def format(self) -> PageFormat:
+        return self._shelf.arena.format
+
+    @property
     def kv_heads(self) -> int:
-        return self._shelf.arena.format.kv_heads
+        return self.format.kv_heads
 
     def names(self, indices: Sequence[int]) -> list[PageName]:
         return [self._names[index] for index in indices]
@@ -129,12 +141,20 @@ class Incoming:
                 raise Malformed(f"segments of {message.transfer} with unlike numbers of shards came in one message")
             for index, items in groupby(message.items, attrgetter("page")):
                 landings.append(self._place(index, list(items), waste))
-            if sum(len(view) for landing in landings for view in landing.views) != message.payload_bytes:
-                raise Malformed(f"segments of {message.transfer} do not add up to its payload")
+            self._check_payload(message, sum(landing.size_bytes for landing in landings))
         except Malformed:
             self.missed(landings)
             raise
         return landings
+
+    def _check_payload(self, message: Segments | Written, raw_bytes: int) -> None:
+        codec = message.codec if isinstance(message, Segments) else Codec.RAW
+        if codec not in (Codec.RAW, self.codec):
+            raise Malformed(f"segments of {message.transfer} come in {codec}, which was not agreed on")
+        if codec is Codec.RAW and message.payload_bytes != raw_bytes:
+            raise Malformed(f"segments of {message.transfer} do not add up to its payload")
+        if codec is not Codec.RAW and not message.payload_bytes < raw_bytes <= MAX_PACKED_BYTES:
+            raise Malformed(f"segments of {message.transfer}, {raw_bytes} bytes, come as {message.payload_bytes}")
 
     def _place(self, index: int, items: list[Segment], waste: Callable[[int], list[memoryview]]) -> Landing:
         """Slots for the layers of one page; its layers that are in already must not be written again."""
@@ -222,6 +242,21 @@ class Incoming:
             self._keeper.transfers.fail(self.transfer, problem, now)
         else:
             self._keeper.no_more(self.transfer, now)
+
+
+def fill(landings: list[Landing], raw: memoryview, *, are_rounded: bool) -> None:
+    """Copy decoded bytes to where they belong. Rounded ones get the checksums that they have now."""
+    start = 0
+    for landing in landings:
+        part = raw[start : start + landing.size_bytes]
+        start += len(part)
+        if are_rounded:
+            shards = len(landing.checksums[0])
+            sums = checksums(part, len(part) // (shards * len(landing.layers)))
+            landing.checksums = [sums[at : at + shards] for at in range(0, len(sums), shards)]
+        for view in landing.views if landing.wanted is not None else []:
+            view[:] = part[: len(view)]
+            part = part[len(view) :]
 
 
 def _is_sound(landing: Landing, page: Page) -> bool:

@@ -19,16 +19,18 @@ from kvrelay.protocol import (
     Probed,
     PushClosed,
     PushDamaged,
+    PushOpen,
     PushWanted,
     Taken,
 )
 from kvrelay.race import until_one_ends
+from kvrelay.store.codecs import Codecs
 from kvrelay.store.keeper import Keeper
 from kvrelay.store.paths.choice import Opener, Paths
 from kvrelay.store.paths.line import Line
 from kvrelay.store.paths.streams import ControlLink
 from kvrelay.store.push import Batch, Push
-from kvrelay.types import PageName, Transport
+from kvrelay.types import Codec, PageName, Transport
 
 MAX_PUSHES = 1024
 WINDOW = 8
@@ -45,6 +47,7 @@ class Outbound:
         keeper: Keeper,
         stall_s: float,
         openers: Mapping[Transport, Opener],
+        codecs: Codecs,
         clock: Callable[[], float],
         spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
@@ -54,6 +57,9 @@ class Outbound:
         self._keeper = keeper
         self._stall_s = stall_s
         self._openers = openers
+        self._codecs = codecs
+        self._codec = Codec.RAW
+        """Of the push that was opened last."""
         self._clock = clock
         self._spawn = spawn
         self._pushes: dict[str, Push] = {}
@@ -123,8 +129,7 @@ class Outbound:
     async def _advance(self, line: Line, push: Push) -> bool:
         if push.transfer.id not in self._opened:
             self._opened.add(push.transfer.id)
-            direct = self._paths is not None and self._paths.wants_slots
-            await line.link.send(push.opening(direct=direct), stall_s=self._stall_s)
+            await line.link.send(self._opening(push), stall_s=self._stall_s)
         batch = None
         if not push.problem:
             while (offer := push.next_offer(self._clock())) is not None:
@@ -137,6 +142,13 @@ class Outbound:
         elif not push.passage.in_flight and (push.problem or push.is_done):
             await self._close(line.link, push)
         return batch is not None
+
+    def _opening(self, push: Push) -> PushOpen:
+        paths = self._paths
+        direct = paths is not None and paths.wants_slots
+        speed = None if paths is None else paths.stream_bytes_per_s
+        self._codec = self._codecs.propose(push.format, push.size_bytes, speed, self._codec)
+        return push.opening(direct=direct, codec=self._codec)
 
     async def _carry(self, paths: Paths) -> None:
         """One batch at a time, of whatever push it is."""
@@ -193,7 +205,7 @@ class Outbound:
         if push is None:
             return  # it ended meanwhile
         if isinstance(message, PushWanted):
-            push.answer(message.indices, message.slots, self._clock())
+            push.answer(message, self._clock())
         else:
             push.problem = push.problem or f"the peer ended it: {message.reason}"
         self.wake()

@@ -12,6 +12,7 @@ from kvrelay.config import StoreConfig
 from kvrelay.errors import KvrelayError, Lost, Overloaded, Refused
 from kvrelay.protocol import LinkReport, OpenTransfer
 from kvrelay.store.arena import Arena
+from kvrelay.store.codecs import Codecs
 from kvrelay.store.keeper import Keeper
 from kvrelay.store.outbound import Outbound
 from kvrelay.store.page import Writer
@@ -47,6 +48,7 @@ class Peers:
         config: StoreConfig,
         key: bytes,
         advertised: str,
+        codecs: Codecs,
         clock: Callable[[], float],
         spawn: Callable[[Coroutine[Any, Any, None]], object],
         probes: Arena,
@@ -58,6 +60,7 @@ class Peers:
         self._keeper = keeper
         self._config = config
         self._key = key
+        self._codecs = codecs
         self._clock = clock
         self._spawn = spawn
         self._links: dict[str, Outbound] = {}
@@ -113,6 +116,7 @@ class Peers:
                 self._keeper,
                 self._config.stalled_push_s,
                 self._openers(address),
+                self._codecs,
                 self._clock,
                 self._spawn,
             )

@@ -6,7 +6,6 @@ A page stays pinned from the moment it is offered until it was sent, refused, or
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
@@ -14,14 +13,14 @@ from typing import NamedTuple
 import numpy as np
 
 from kvrelay.errors import Malformed
-from kvrelay.protocol import PushOpen, PushPages, Segment, Segments
+from kvrelay.protocol import PushOpen, PushPages, PushWanted, Segment, Segments
 from kvrelay.store.arena import Arena, Bools, Ints
 from kvrelay.store.catalog import Catalog
 from kvrelay.store.page import Page
 from kvrelay.store.passage import Passage
 from kvrelay.store.shelf import Shelf
 from kvrelay.store.transfers import Transfer
-from kvrelay.types import PageName, SlotRef
+from kvrelay.types import Codec, PageFormat, PageName, SlotRef
 
 BATCH_BYTES = 4 << 20
 """Payload of one message: long enough to hide its cost, short enough that pushes to one peer take turns."""
@@ -48,6 +47,8 @@ class Batch:
     runs: list[Run]
     pages: Ints
     layers: Ints
+    codec: Codec
+    """What the peer takes, should it travel by TCP."""
 
     @property
     def views(self) -> list[memoryview]:
@@ -70,6 +71,8 @@ class Push:
         """Why it cannot be completed; its link tells the peer and ends it."""
         self.passage = Passage()
         """What is under way: the pins of its pages are needed until it is settled."""
+        self.proposed = self.codec = Codec.RAW
+        """The codec that the peer was told of, and the one that it takes."""
         self._arena = shelf.arena
         self._catalog = catalog
         self._absent = {name: index for index, name in enumerate(transfer.names)}
@@ -85,14 +88,26 @@ class Push:
     def __repr__(self) -> str:
         return f"<Push {self.transfer.id}, {len(self._absent)} absent, {len(self._wanted)} being sent>"
 
-    def opening(self, *, direct: bool) -> PushOpen:
+    @property
+    def format(self) -> PageFormat:
+        return self._arena.format
+
+    @property
+    def size_bytes(self) -> int:
+        """All pages of the prompt, those included that need not travel."""
+        format = self._arena.format
+        return self.transfer.total_tokens * format.layers * format.token_layer_bytes
+
+    def opening(self, *, direct: bool, codec: Codec) -> PushOpen:
         """The first message about it; ``direct``: ask for the slots of the pages."""
+        self.proposed = codec
         return PushOpen(
             transfer=self.transfer.id,
             format=self._arena.format,
             names=list(self.transfer.names),
             total_tokens=self.transfer.total_tokens,
             direct=direct,
+            codec=codec,
         )
 
     @property
@@ -137,12 +152,16 @@ class Push:
         self.waits_since = now if self.waits_since is None else self.waits_since
         return PushPages(transfer=self.transfer.id, indices=offer, shards=shards)
 
-    def answer(self, wanted: Sequence[int], slots: Sequence[SlotRef], now: float) -> None:
+    def answer(self, answer: PushWanted, now: float) -> None:
         """The peer's answer to the oldest open offer; ``slots``: none, or one for each. Raises ``Malformed``."""
+        wanted, slots = answer.indices, answer.slots
         chosen = set(wanted)
         offer = self._offers.popleft() if self._offers else []
         if not offer or not chosen.issubset(offer) or (slots and len(slots) != len(wanted)):
             raise Malformed(f"the peer wants pages of {self.transfer.id} that it was not offered")
+        if answer.codec not in (Codec.RAW, self.proposed):
+            raise Malformed(f"the peer wants pages of {self.transfer.id} in a codec that it was not offered")
+        self.codec = answer.codec
         self.waits_since = now if self._offers else None
         for index in offer:
             if index not in chosen:
@@ -180,7 +199,7 @@ class Push:
             runs += self._runs(index, [layer for _, layer in group])
         size = sum(len(run.view) for run in runs)
         message = Segments(transfer=self.transfer.id, items=items, payload_bytes=size, serial=serial)
-        return Batch(message, self._arena, runs, indices, layers)
+        return Batch(message, self._arena, runs, indices, layers, self.codec)
 
     def _runs(self, index: int, layers: list[int]) -> list[Run]:
         page, target, step = self._pages[index], self._targets.get(index), self._arena.format.segment_bytes

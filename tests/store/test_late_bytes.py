@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvrelay.config import StoreConfig
-from kvrelay.protocol import NewPage, TransferEvent
+from kvrelay.protocol import NewPage, PushWanted, TransferEvent
 from kvrelay.store.keeper import Keeper
 from kvrelay.store.push import Push
 from kvrelay.store.transfers import Way
@@ -43,7 +43,7 @@ class Sender:
 
     def offer(self, *wanted: int) -> None:
         assert self.push.next_offer(0.0) is not None
-        self.push.answer(wanted, [], 0.0)
+        self.push.answer(PushWanted(transfer=self.push.transfer.id, indices=list(wanted)), 0.0)
 
     def send(self) -> None:
         batch = self.push.next_batch(1)

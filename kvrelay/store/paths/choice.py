@@ -60,6 +60,12 @@ class Paths:
         """Whether a path is known that writes into the peer's arena."""
         return any(each.path.transport is not Transport.TCP for each in self._proven)
 
+    @property
+    def stream_bytes_per_s(self) -> float | None:
+        """Speed of the best path when bytes can be encoded for it; None when they cannot, or when it is not known."""
+        best = self.best
+        return best.score.bytes_per_s if best is not None and best.path.transport is Transport.TCP else None
+
     async def run(self) -> None:
         """Open and test what is missing, until cancelled."""
         pause_s = RETRY_S

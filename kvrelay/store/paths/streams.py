@@ -8,14 +8,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
+import msgspec
+
 from kvrelay import channel
 from kvrelay.channel import Channel
 from kvrelay.errors import KvrelayError, Lost
-from kvrelay.protocol import Join, Met, Probe, Probed, Taken
+from kvrelay.protocol import Join, Met, Probe, Probed, Segments, Taken
 from kvrelay.store.arena import checksums
+from kvrelay.store.packing import pack
 from kvrelay.store.paths.line import Line
 from kvrelay.store.push import Batch
-from kvrelay.types import Transport
+from kvrelay.types import Codec, Transport
 
 
 class Streams:
@@ -64,10 +67,11 @@ class Streams:
         return (await self._line.deliver(link, serial, probe, [part], Probed)).good
 
     async def carry(self, batch: Batch) -> int:
+        message, payload = await _on_the_wire(batch)
         restarts = 0
         while True:
             try:
-                await self._send(self._least_loaded(), batch)
+                await self._send(self._least_loaded(), message, payload)
                 return restarts
             except Lost:
                 restarts += 1
@@ -80,13 +84,12 @@ class Streams:
             raise Lost(f"no data stream to {self._line.link.peer} is left")
         return min(alive, key=self._load.__getitem__)
 
-    async def _send(self, link: Channel, batch: Batch) -> None:
-        size = batch.message.payload_bytes
-        self._load[link] += size
+    async def _send(self, link: Channel, message: Segments, payload: list[memoryview]) -> None:
+        self._load[link] += message.payload_bytes
         try:
-            await self._line.deliver(link, batch.message.serial, batch.message, batch.views, Taken)
+            await self._line.deliver(link, message.serial, message, payload, Taken)
         finally:
-            self._load[link] -= size
+            self._load[link] -= message.payload_bytes
 
     def close(self) -> None:
         for link in self._load:
@@ -114,11 +117,26 @@ class ControlLink:
         return (await self._line.deliver(self._line.link, serial, probe, [pattern], Probed)).good
 
     async def carry(self, batch: Batch) -> int:
-        await self._line.deliver(self._line.link, batch.message.serial, batch.message, batch.views, Taken)
+        message, payload = await _on_the_wire(batch)
+        await self._line.deliver(self._line.link, message.serial, message, payload, Taken)
         return 0
 
     def close(self) -> None:
         self._line.link.close()
+
+
+async def _on_the_wire(batch: Batch) -> tuple[Segments, list[memoryview]]:
+    """``batch`` as it travels: as it is, or encoded, on a thread: the loop serves others meanwhile."""
+    if batch.codec is Codec.RAW:
+        return batch.message, batch.views
+    sums = [item.checksums for item in batch.message.items]
+    packed = await asyncio.to_thread(pack, batch.codec, batch.views, sums, batch.arena.format)
+    if packed is None:
+        return batch.message, batch.views
+    message = msgspec.structs.replace(
+        batch.message, payload_bytes=packed.size_bytes, codec=batch.codec, wire_checksum=packed.checksum
+    )
+    return message, [memoryview(piece) for piece in packed.pieces]
 
 
 async def _watch(link: Channel) -> None:
