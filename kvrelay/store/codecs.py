@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
+import msgspec
 import numpy as np
 
 from kvrelay.config import StoreConfig
 from kvrelay.errors import Misconfigured
 from kvrelay.policy.codec import CodecSpeed, choose_codec
 from kvrelay.store.codec import Run, decode, encode, size_bytes, usable
+from kvrelay.store.pace import Pace
+from kvrelay.store.packing import Packed, pack
 from kvrelay.types import DTYPE_BYTES, Codec, PageFormat
 
 _SAMPLE_ELEMENTS = 1 << 18
 _RUN_ELEMENTS = 1 << 11
 """K of one head of a page of 32 tokens."""
 _ROUNDS = 3
+THREADS = 2
+"""One of them keeps ahead of any link that is worth it; a second one hides its start."""
 
 
 class Codecs:
     """Which codec to propose for a push, and which ones to take."""
 
-    def __init__(self, config: StoreConfig) -> None:
+    def __init__(self, config: StoreConfig, clock: Callable[[], float]) -> None:
         self._config = config
+        self._clock = clock
         self.speeds: dict[str, list[CodecSpeed]] = {}
         """By dtype of pages; nothing before ``measure``."""
+        self._paces: dict[tuple[Codec, str], Pace] = {}
+        self._threads = asyncio.Semaphore(THREADS)
 
     def __repr__(self) -> str:
         return f"<Codecs {self._config.codec}, {sum(map(len, self.speeds.values()))} measured>"
@@ -40,13 +49,31 @@ class Codecs:
         """The codec for a push of ``size_bytes`` over a link of that speed (None: not known)."""
         if self._config.codec == "lossless":
             return Codec.LOSSLESS
-        speeds = self.speeds.get(format.dtype, [])
+        speeds = [self._now(speed, format.dtype) for speed in self.speeds.get(format.dtype, [])]
         return choose_codec(link_bytes_s, size_bytes, speeds, format.lossy, present).codec
 
     def accept(self, proposed: Codec, format: PageFormat) -> Codec:
         """``proposed``, or ``RAW`` when this store does not take it for such pages."""
         allowed = proposed in (Codec.LOSSLESS, format.lossy) and self._config.codec != "raw"
         return proposed if allowed and usable(proposed) else Codec.RAW
+
+    def _now(self, speed: CodecSpeed, dtype: str) -> CodecSpeed:
+        """``speed`` as it is lately: a machine whose cores compute has little time to encode."""
+        pace = self._paces.get((speed.codec, dtype))
+        seen = None if pace is None else pace.bytes_s(self._clock())
+        return speed if seen is None else msgspec.structs.replace(speed, encode_bytes_s=seen)
+
+    async def pack(
+        self, codec: Codec, views: Sequence[memoryview], sums: Iterable[list[int]], format: PageFormat
+    ) -> Packed | None:
+        """``packing.pack`` on a thread, so that the loop serves others meanwhile."""
+        pace = self._paces.setdefault((codec, format.dtype), Pace())
+        async with self._threads:
+            pace.begin(self._clock())
+            try:
+                return await asyncio.to_thread(pack, codec, views, sums, format)
+            finally:
+                pace.end(sum(map(len, views)), self._clock())
 
 
 def check_codecs(config: StoreConfig) -> None:

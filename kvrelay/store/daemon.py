@@ -64,7 +64,7 @@ class StoreDaemon:
         self._tasks = asyncio.TaskGroup()
         self._probes = probing_ground(epoch)
         self._agent = _agent(config.store, f"{name}/{epoch:x}")
-        self.codecs = Codecs(config.store)
+        self.codecs = Codecs(config.store, self._loop.time)
         self.peers = Peers(
             self.keeper,
             config.store,

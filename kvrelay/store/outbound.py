@@ -94,7 +94,7 @@ class Outbound:
         problem = "its store is stopping"
         try:
             link = await channel.connect(self.address, self._key, sender=self._keeper.name, purpose="peer")
-            await self._serve(Line(link, self._stall_s, self._clock, self._spawn))
+            await self._serve(Line(link, self._stall_s, self._clock, self._spawn, self._codecs))
         except KvrelayError as error:
             problem = str(error)
         finally:

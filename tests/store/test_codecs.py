@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 import pytest
 
@@ -11,6 +13,7 @@ from kvrelay.policy.codec import CodecSpeed
 from kvrelay.store import codec as codec_module
 from kvrelay.store.codec import usable
 from kvrelay.store.codecs import Codecs, check_codecs
+from kvrelay.store.pace import FRESH_S
 from kvrelay.types import DTYPE_BYTES, Codec, PageFormat
 
 EXACT = PageFormat(layers=4, kv_heads=2, head_dim=16, dtype="bfloat16", page_tokens=32)
@@ -20,8 +23,8 @@ GBIT = 125e6
 needs_zstandard = pytest.mark.skipif(not usable(Codec.LOSSLESS), reason="zstandard is not installed")
 
 
-def measured(config: StoreConfig) -> Codecs:
-    codecs = Codecs(config)
+def measured(config: StoreConfig, clock: Callable[[], float] = lambda: 0.0) -> Codecs:
+    codecs = Codecs(config, clock)
     codecs.measure()
     return codecs
 
@@ -35,7 +38,7 @@ def test_a_slow_link_gets_packed_pages_and_a_fast_or_unknown_one_raw_ones() -> N
 
 
 def test_before_anything_was_measured_all_travels_raw() -> None:
-    assert Codecs(StoreConfig()).propose(EXACT, SIZE, 0.01 * GBIT, Codec.RAW) is Codec.RAW
+    assert Codecs(StoreConfig(), lambda: 0.0).propose(EXACT, SIZE, 0.01 * GBIT, Codec.RAW) is Codec.RAW
 
 
 def test_only_pages_whose_names_say_so_are_rounded() -> None:
@@ -48,12 +51,12 @@ def test_only_pages_whose_names_say_so_are_rounded() -> None:
 
 
 def test_the_pages_own_format_decides_what_is_taken_and_not_the_receivers_settings() -> None:
-    assert Codecs(StoreConfig()).accept(Codec.INT8, ROUNDED) is Codec.INT8
+    assert Codecs(StoreConfig(), lambda: 0.0).accept(Codec.INT8, ROUNDED) is Codec.INT8
 
 
 @needs_zstandard
 def test_settings_can_name_the_codec() -> None:
-    raw, lossless = measured(StoreConfig(codec="raw")), Codecs(StoreConfig(codec="lossless"))
+    raw, lossless = measured(StoreConfig(codec="raw")), Codecs(StoreConfig(codec="lossless"), lambda: 0.0)
     assert raw.propose(EXACT, SIZE, 0.01 * GBIT, Codec.RAW) is Codec.RAW
     assert raw.accept(Codec.LOSSLESS, EXACT) is Codec.RAW
     assert lossless.propose(EXACT, SIZE, 1000 * GBIT, Codec.RAW) is Codec.LOSSLESS
@@ -87,3 +90,28 @@ def test_every_codec_is_measured_for_every_dtype_of_pages(lossy: str) -> None:
         DTYPE_BYTES, wanted
     )
     assert all(speed.encode_bytes_s > 0 and speed.decode_bytes_s > 0 for row in speeds.values() for speed in row)
+
+
+@needs_zstandard
+async def test_a_machine_that_has_no_time_to_encode_goes_back_to_raw_and_tries_again_later() -> None:
+    class Slow:
+        """A clock that goes an hour on at each look while work is timed."""
+
+        step = 3600.0
+        now = 0.0
+
+        def __call__(self) -> float:
+            self.now += self.step
+            return self.now
+
+    clock = Slow()
+    codecs = measured(StoreConfig(), clock)
+    codecs.speeds = {EXACT.dtype: [CodecSpeed(codec=Codec.LOSSLESS, encode_bytes_s=1e9, decode_bytes_s=1e9, ratio=1.5)]}
+    clock.step = 0.0
+    assert codecs.propose(EXACT, SIZE, GBIT, Codec.RAW) is Codec.LOSSLESS
+    clock.step = 3600.0
+    await codecs.pack(Codec.LOSSLESS, [memoryview(bytes(EXACT.segment_bytes))], [[0]], EXACT)
+    clock.step = 0.0
+    assert codecs.propose(EXACT, SIZE, GBIT, Codec.LOSSLESS) is Codec.RAW
+    clock.now += FRESH_S + 1
+    assert codecs.propose(EXACT, SIZE, GBIT, Codec.RAW) is Codec.LOSSLESS

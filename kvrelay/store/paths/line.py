@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from kvrelay.channel import Channel
 from kvrelay.errors import Lost, Malformed
 from kvrelay.protocol import ArenaFound, Message, Met, Probed, Taken, Written
+from kvrelay.store.codecs import Codecs
 
 Answer = Taken | Met | ArenaFound | Probed
 
@@ -25,10 +26,12 @@ class Line:
         stall_s: float,
         clock: Callable[[], float],
         spawn: Callable[[Coroutine[Any, Any, None]], object],
+        codecs: Codecs,
     ) -> None:
         self.link = link
         self.stall_s = stall_s
         self.spawn = spawn
+        self.codecs = codecs
         self._clock = clock
         self._serials = itertools.count(1)
         self._owed: dict[int, asyncio.Future[Answer]] = {}

@@ -15,7 +15,6 @@ from kvrelay.channel import Channel
 from kvrelay.errors import KvrelayError, Lost
 from kvrelay.protocol import Join, Met, Probe, Probed, Segments, Taken
 from kvrelay.store.arena import checksums
-from kvrelay.store.packing import pack
 from kvrelay.store.paths.line import Line
 from kvrelay.store.push import Batch
 from kvrelay.types import Codec, Transport
@@ -67,7 +66,7 @@ class Streams:
         return (await self._line.deliver(link, serial, probe, [part], Probed)).good
 
     async def carry(self, batch: Batch) -> int:
-        message, payload = await _on_the_wire(batch)
+        message, payload = await _on_the_wire(self._line, batch)
         restarts = 0
         while True:
             try:
@@ -117,7 +116,7 @@ class ControlLink:
         return (await self._line.deliver(self._line.link, serial, probe, [pattern], Probed)).good
 
     async def carry(self, batch: Batch) -> int:
-        message, payload = await _on_the_wire(batch)
+        message, payload = await _on_the_wire(self._line, batch)
         await self._line.deliver(self._line.link, message.serial, message, payload, Taken)
         return 0
 
@@ -125,12 +124,12 @@ class ControlLink:
         self._line.link.close()
 
 
-async def _on_the_wire(batch: Batch) -> tuple[Segments, list[memoryview]]:
-    """``batch`` as it travels: as it is, or encoded, on a thread: the loop serves others meanwhile."""
+async def _on_the_wire(line: Line, batch: Batch) -> tuple[Segments, list[memoryview]]:
+    """``batch`` as it travels: as it is, or encoded."""
     if batch.codec is Codec.RAW:
         return batch.message, batch.views
     sums = [item.checksums for item in batch.message.items]
-    packed = await asyncio.to_thread(pack, batch.codec, batch.views, sums, batch.arena.format)
+    packed = await line.codecs.pack(batch.codec, batch.views, sums, batch.arena.format)
     if packed is None:
         return batch.message, batch.views
     message = msgspec.structs.replace(
