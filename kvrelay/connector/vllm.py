@@ -191,7 +191,7 @@ class KvrelayConnector(KVConnectorBase_V1, SupportsHMA):
         """Loads were started before the step: they have a thread of their own."""
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """All loads are asynchronous: no layer waits."""
+        """All loads are asynchronous: no layer waits. Why: docs/decisions/0007-layerwise-load.md."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
         if self._worker is not None:
