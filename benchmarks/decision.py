@@ -13,7 +13,7 @@ from collections import deque
 from pathlib import Path
 
 from kvrelay.fleet.brain import Brain
-from kvrelay.fleet.flight import Ask
+from kvrelay.fleet.flight import Ask, Plan
 from kvrelay.identity import name_pages, root_name
 from kvrelay.types import Engine, Fingerprint, PageFormat, PageName, RequestFacts, Role, StoreInfo, WorkerInfo
 
@@ -72,6 +72,7 @@ def decide_s(prefill: int, decode: int) -> list[float]:
         begin = time.perf_counter()
         plan = brain.begin(ask, now)
         times.append(time.perf_counter() - begin)
+        assert isinstance(plan, Plan), "nobody waits here"
         running.append((name, len(plan.prefills)))
         if len(running) > RUNNING:
             done, legs = running.popleft()

@@ -49,9 +49,11 @@ def config_page() -> str:
     text += "One TOML file, given with `--config`. Every key has a default; an unknown key is an error that names the "
     text += "nearest known one.\n"
     for section in msgspec.structs.fields(config.Config):
-        text += f"\n## [{section.name}]\n\n{first_sentence(section.type.__doc__)}\n\n"
+        many = section.name == "tenants"
+        kind = config.TenantConfig if many else section.type
+        text += f"\n## [{section.name}{'.NAME' if many else ''}]\n\n{first_sentence(kind.__doc__)}\n\n"
         text += table("key", "type", "range", "default", "what it is")
-        text += "".join(config_row(field) for field in msgspec.structs.fields(section.type))
+        text += "".join(config_row(field) for field in msgspec.structs.fields(kind))
     return text
 
 
@@ -66,14 +68,15 @@ def unwrap(annotation: Any) -> tuple[Any, list[msgspec.Meta]]:
     """The bare type of an ``Annotated`` one, and its restrictions."""
     if typing.get_origin(annotation) is typing.Annotated:
         kind, *extras = typing.get_args(annotation)
-        return _without_none(kind), [extra for extra in extras if isinstance(extra, msgspec.Meta)]
+        inner, metas = unwrap(_without_none(kind))
+        return inner, [*metas, *(extra for extra in extras if isinstance(extra, msgspec.Meta))]
     return _without_none(annotation), []
 
 
 def _without_none(kind: Any) -> Any:
     """The type of a key that may be absent."""
     given = [each for each in typing.get_args(kind) if each is not type(None)]
-    return given[0] if isinstance(kind, types.UnionType) and len(given) == 1 else kind
+    return given[0] if typing.get_origin(kind) in (types.UnionType, typing.Union) and len(given) == 1 else kind
 
 
 def type_name(kind: Any, key: str) -> str:

@@ -16,6 +16,8 @@ from kvrelay.types import Codec, Role, Transport
 Port = Annotated[int, Meta(ge=0, le=65535)]
 """A TCP port; 0 takes a free one."""
 Seconds = Annotated[float, Meta(gt=0, le=86400)]
+SecondsOrNone = Annotated[float, Meta(ge=0, le=86400)]
+"""0 means none."""
 Positive = Annotated[int, Meta(gt=0)]
 
 
@@ -62,9 +64,40 @@ class RouterConfig(Section, frozen=True, kw_only=True):
             description="auto: D computes a prompt itself where that is predicted to cost less; never: where it must.",
         ),
     ] = "auto"
+    queue_s: Annotated[
+        Seconds, Meta(description="Predicted wait at a P beyond which requests wait in the router, in fair order.")
+    ] = 2.0
+    hold_s: Annotated[
+        float, Meta(ge=0, le=86400, description="Longest wait in the router before a 503; 0: nobody waits there.")
+    ] = 30.0
+    slo_ttft_s: Annotated[
+        float,
+        Meta(ge=0, le=86400, description="A request whose first token is predicted later gets 503; 0: none."),
+    ] = 0.0
+    slo_tpot_s: Annotated[
+        float, Meta(ge=0, le=86400, description="The same for each token after the first; 0: none does.")
+    ] = 0.0
     learned_file: Annotated[
         str, Meta(description="File in which learned timings outlive the router; kept nowhere when empty.")
     ] = ""
+
+
+class TenantConfig(Section, frozen=True, kw_only=True):
+    """One tenant of ``router.api_keys``, as ``[tenants.NAME]``: what it was promised, and its right among others."""
+
+    share: Annotated[
+        float, Meta(gt=0, le=1000, description="Of the prefill workers' time, relative to other tenants that wait.")
+    ] = 1.0
+    priority: Annotated[
+        int,
+        Meta(ge=-100, le=100, description="Higher ones are served first; a request may ask for less."),
+    ] = 0
+    slo_ttft_s: Annotated[
+        Annotated[float, Meta(ge=0, le=86400)] | None, Meta(description="Instead of router.slo_ttft_s.")
+    ] = None
+    slo_tpot_s: Annotated[
+        Annotated[float, Meta(ge=0, le=86400)] | None, Meta(description="Instead of router.slo_tpot_s.")
+    ] = None
 
 
 class StoreConfig(Section, frozen=True, kw_only=True):
@@ -165,6 +198,7 @@ class Config(Section, frozen=True, kw_only=True):
     store: StoreConfig = StoreConfig()
     worker: WorkerConfig = WorkerConfig()
     cluster: ClusterConfig = ClusterConfig()
+    tenants: Annotated[dict[str, TenantConfig], Meta(max_length=10_000)] = msgspec.field(default_factory=dict)
 
 
 class ConnectorConfig(Section, frozen=True, kw_only=True):
@@ -188,7 +222,9 @@ class ConnectorConfig(Section, frozen=True, kw_only=True):
 def render(config: Config) -> str:
     """``config`` as the TOML that ``parse`` reads."""
     lines: list[str] = []
-    for section, values in msgspec.to_builtins(config).items():
+    tree = msgspec.to_builtins(config)
+    tenants = {f"tenants.{json.dumps(name)}": values for name, values in tree.pop("tenants").items()}
+    for section, values in (tree | tenants).items():
         lines.append(f"[{section}]")
         # JSON's strings, numbers and lists of strings are TOML's too.
         given = {key: value for key, value in values.items() if value is not None}
@@ -219,11 +255,18 @@ def explain(problem: str) -> str:
     if unknown is None:
         return _place(problem)
     section = (unknown["path"] or "").removeprefix(".")
-    owner = Config if not section else type(getattr(Config(), section))
+    owner = _owner(section)
     known = list(owner.__struct_fields__)
     near = difflib.get_close_matches(unknown["key"], known, n=1, cutoff=0.0)
     where = f"{section}.{unknown['key']}" if section else unknown["key"]
     return f"unknown key {where!r}; did you mean {near[0]!r}? Known here: {', '.join(known)}"
+
+
+def _owner(section: str) -> type[Section]:
+    """The struct that has the keys of ``section``."""
+    if section.startswith("tenants"):
+        return TenantConfig
+    return Config if not section else type(getattr(Config(), section))
 
 
 def _place(problem: str) -> str:

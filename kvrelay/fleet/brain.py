@@ -4,7 +4,8 @@ a random number; the router and the simulator are rims around it."""
 from __future__ import annotations
 
 from kvrelay.errors import Overloaded
-from kvrelay.fleet.chooser import Chooser, Pick, longest_prompt
+from kvrelay.fleet.chooser import Chooser, Pick
+from kvrelay.fleet.door import Door
 from kvrelay.fleet.experience import Experience
 from kvrelay.fleet.flight import (
     AbandonDecode,
@@ -16,19 +17,21 @@ from kvrelay.fleet.flight import (
     Flight,
     LegState,
     Plan,
-    PrefillOrder,
     PromptLeg,
     SendPrefill,
+    Start,
+    Waits,
 )
+from kvrelay.fleet.ground import Ground
 from kvrelay.fleet.holdings import Holdings
 from kvrelay.fleet.index import PageIndex, store_key
+from kvrelay.fleet.launch import Launcher
 from kvrelay.fleet.ledger import Ledger, Timeline
 from kvrelay.fleet.lessons import Lessons
 from kvrelay.fleet.loads import Loads
 from kvrelay.fleet.outcomes import Outcomes
 from kvrelay.fleet.workers import Fleet, Handoff, Roster
-from kvrelay.policy.admit import RETRY_AFTER_S, Turned, admit
-from kvrelay.policy.route import Path
+from kvrelay.policy.admit import RETRY_AFTER_S, Limits
 from kvrelay.protocol import Heartbeat, PageEvents, PageSnapshot, PagesWanted, TransferEvent
 from kvrelay.types import Fingerprint, Stage, StoreInfo, WorkerInfo
 
@@ -45,6 +48,7 @@ class Brain:
         transfer_wait_s: float,
         local_prefill: bool = True,
         convert_kv_dtype: bool = False,
+        limits: Limits | None = None,
     ) -> None:
         self._transfer_wait_s = transfer_wait_s
         self.fleet = Fleet(dead_after_s, convert_kv_dtype=convert_kv_dtype)
@@ -58,6 +62,8 @@ class Brain:
         self._chooser = Chooser(
             self.fleet, self.loads, self._holdings, self.experience, breakers, local_prefill=local_prefill
         )
+        self._launcher = Launcher(self._chooser, self.loads, self.ledger, self.outcomes)
+        self.door = Door(self.fleet, self.loads, self.experience, breakers, limits or Limits())
         self._flights: dict[str, Flight] = {}
         self.unknown_transfers = 0
         """Milestones of transfers that this router does not know (any more)."""
@@ -67,7 +73,7 @@ class Brain:
 
     @property
     def in_flight(self) -> int:
-        return len(self._flights)
+        return len(self._flights) + len(self.door)
 
     # ------------------------------------------------------------ members
 
@@ -150,7 +156,7 @@ class Brain:
         for flight in self._flights.values():
             if now - flight.heard_s > self._transfer_wait_s:
                 commands += self._dispatch(flight)
-        return commands
+        return commands + self.admit_waiting(now)
 
     def _abandon(self, worker: str, *, decode_too: bool) -> list[Command]:
         commands: list[Command] = []
@@ -171,86 +177,33 @@ class Brain:
 
     # ------------------------------------------------------------ begin
 
-    def begin(self, ask: Ask, now: float) -> Plan:
-        """Choose and reserve for a new request. Raises ``Overloaded``."""
+    def begin(self, ask: Ask, now: float) -> Plan | Waits:
+        """Choose and reserve for a new request, or let it wait. Raises ``Overloaded``."""
         ground = self._chooser.ground(ask.facts.model, now)
-        verdict = admit(
-            in_flight=self.in_flight,
-            decoders=len(ground.writers),
-            back_in_s=0.0 if ground.writers else self._back_in_s(ask.facts.model, now),
-        )
-        if isinstance(verdict, Turned):
-            raise Overloaded(verdict.reason, verdict.after_s)
+        self.door.check(in_flight=self.in_flight, ground=ground, model=ask.facts.model, now=now)
         pick = self._chooser.begin(ask, ground, now)
         if pick is None:
             raise Overloaded("every worker that can write answers just left; retry", RETRY_AFTER_S)
-        flight = self._open(ask, pick, now)
-        orders = self._assign_all(flight, pick, now) if pick.prefill is not None else ()
-        reason = "" if orders else self._chooser.why_local(ask, pick.decode, ground)
-        flight.path = Path.REMOTE_PREFILL if orders else Path.LOCAL
-        flight.dispatched = not orders
-        flight.timeline.path, flight.timeline.local_reason = flight.path.value, reason
-        flight.timeline.mark("routed", now)
-        return Plan(path=flight.path, local_reason=reason, prefills=orders)
+        if self.door.lets_in(ask, pick, ground, alone=not self._flights, now=now):
+            return self._start(ask, pick, ground, now)
+        return Waits(request_id=ask.facts.request_id)
 
-    def _back_in_s(self, model: str, now: float) -> float:
-        """When the first of the workers that fail is tried again."""
-        decoders = [worker.name for worker in self.fleet.serving(model, now) if worker.role.decodes]
-        return self.outcomes.breakers.wait_s(decoders, now)
+    def _start(self, ask: Ask, pick: Pick, ground: Ground, now: float) -> Plan:
+        flight, plan = self._launcher.start(ask, pick, ground, now)
+        self._flights[flight.request_id] = flight
+        return plan
 
-    def _open(self, ask: Ask, pick: Pick, now: float) -> Flight:
-        facts = ask.facts
-        timeline = Timeline(facts.request_id, ask.tenant, ask.received_s, prompt_tokens=sum(facts.prompt_tokens))
-        timeline.mark("tokenised", now)
-        timeline.decode_worker = pick.decode.name
-        timeline.decide("request", pick.decision)
-        reservation = pick.decode_reservation(ask)
-        flight = Flight(ask=ask, timeline=timeline, decode=reservation, aimed_at=pick.decode, heard_s=now)
-        flight.tried_decode.add(pick.decode.name)
-        self.loads.reserve_decode(reservation, now)
-        self.outcomes.decode_sent(pick.decode.name)
-        self._flights[facts.request_id] = flight
-        self.ledger.open(timeline)
-        return flight
-
-    def _assign_all(self, flight: Flight, pick: Pick, now: float) -> tuple[PrefillOrder, ...]:
-        """A P for every prompt; that of the longest was chosen together with D."""
-        facts, first = flight.ask.facts, longest_prompt(flight.ask)
-        names = facts.page_names or ((),) * len(facts.prompt_tokens)
-        for index, (tokens, pages) in enumerate(zip(facts.prompt_tokens, names, strict=True)):
-            flight.legs.append(PromptLeg(index=index, prompt_tokens=tokens, names=pages))
-        orders = {first: self._send(flight, flight.legs[first], pick, now)}
-        for leg in flight.legs:
-            if leg.index != first and (order := self._assign(flight, leg, now)) is not None:
-                orders[leg.index] = order
-        return tuple(orders[index] for index in sorted(orders))
-
-    def _assign(self, flight: Flight, leg: PromptLeg, now: float) -> PrefillOrder | None:
-        """Choose and reserve a P for ``leg`` that was not tried yet."""
-        pick = self._chooser.prefill(flight.ask, leg, flight.aimed_at, now)
-        if pick is None:
-            return None
-        flight.timeline.decide("prefill", pick.decision)
-        return self._send(flight, leg, pick, now)
-
-    def _send(self, flight: Flight, leg: PromptLeg, pick: Pick, now: float) -> PrefillOrder:
-        assert pick.prefill is not None, "a local pick sends no prompt"
-        assert pick.handoff is not None, "only pairs are chosen"
-        attempt = len(leg.tried)
-        reservation = self._chooser.prefill_reservation(leg, pick, f"{flight.request_id}/{leg.index}/{attempt}")
-        self.outcomes.prefill_sent(leg, reservation, pick.prefill, now)
-        self.loads.reserve_prefill(reservation, now)
-        leg.send(reservation)
-        leg.page_dtype = pick.prefill.engine.fingerprint.format.dtype
-        self.ledger.own(flight.request_id, leg.transfer, leg.prompt_tokens, attempt)
-        flight.timeline.prefill_worker = pick.prefill.name
-        return PrefillOrder(
-            index=leg.index,
-            worker=pick.prefill.name,
-            url=pick.prefill.url,
-            transfer=leg.transfer,
-            push_to=pick.handoff.push_to,
-        )
+    def admit_waiting(self, now: float) -> list[Command]:
+        """Something was given back or time passed: let in whose turn it is, and turn away who waited too long."""
+        commands: list[Command] = list(self.door.overdue(now))
+        while (head := self.door.waiting.head()) is not None:
+            ground = self._chooser.ground(head.ask.facts.model, now)
+            pick = self._chooser.begin(head.ask, ground, now) if ground.writers else None
+            if pick is None or not self.door.has_room(pick, alone=not self._flights, now=now):
+                return commands
+            self.door.waiting.take()
+            commands.append(Start(request_id=head.request_id, plan=self._start(head.ask, pick, ground, now)))
+        return commands
 
     # ------------------------------------------------------------ P legs
 
@@ -269,7 +222,7 @@ class Brain:
         self._release(leg, now)
         flight.timeline.computed(leg.transfer, now)
         flight.heard_s = now
-        return self._dispatch_if_ready(flight)
+        return self._dispatch_if_ready(flight) + self.admit_waiting(now)
 
     def prefill_failed(self, request_id: str, index: int, now: float, *, blamed: bool = True) -> list[Command]:
         """P refused, reset or vanished: another P, unless D is already at work; without one D computes the prompt.
@@ -282,7 +235,7 @@ class Brain:
         self._release(leg, now)
         leg.state = LegState.FAILED
         flight.timeline.lost(leg.transfer)
-        order = None if flight.dispatched else self._assign(flight, leg, now)
+        order = None if flight.dispatched else self._launcher.assign(flight, leg, now)
         if order is not None:
             return [SendPrefill(request_id=request_id, order=order)]
         return self._dispatch_if_ready(flight)
@@ -350,13 +303,7 @@ class Brain:
         pick = self._chooser.decode(flight.ask, flight.tried_decode, now)
         if pick is None:
             return False
-        self.loads.release_decode(flight.decode, now)
-        flight.decode = pick.decode_reservation(flight.ask)
-        self.loads.reserve_decode(flight.decode, now)
-        self.outcomes.decode_sent(pick.decode.name)
-        flight.tried_decode.add(pick.decode.name)
-        flight.timeline.decode_worker = pick.decode.name
-        flight.timeline.decide("decode", pick.decision)
+        self._launcher.move(flight, pick, now)
         return True
 
     def first_token(self, request_id: str, now: float) -> None:
@@ -371,6 +318,8 @@ class Brain:
 
     def finish(self, request_id: str, *, status: int, output_tokens: int, now: float) -> Timeline:
         """The request is over, however it ended: everything it reserved is given back."""
+        if (ask := self.door.leave(request_id)) is not None:
+            return self._launcher.never_started(ask, status=status, now=now)
         flight = self._flights.pop(request_id)
         timeline = flight.timeline
         timeline.status, timeline.output_tokens = status, output_tokens

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from kvrelay.fleet.ledger import Timeline
 from kvrelay.fleet.loads import DecodeReservation, PrefillReservation
+from kvrelay.policy.admit import Slo
 from kvrelay.policy.route import Path
 from kvrelay.types import PageName, RequestFacts, Value, WorkerInfo
 
@@ -22,6 +23,8 @@ class Ask(Value, frozen=True, kw_only=True):
     tenant: str = ""
     received_s: float
     """When the request came in, on the clock of ``now``."""
+    tokenised_s: float | None = None
+    slo: Slo = Slo()
 
 
 class PrefillOrder(Value, frozen=True, kw_only=True):
@@ -54,6 +57,27 @@ class Plan(Value, frozen=True, kw_only=True):
     prefills: tuple[PrefillOrder, ...]
 
 
+class Waits(Value, frozen=True, kw_only=True):
+    """The request waits in the router; a ``Start`` or a ``Refuse`` will come."""
+
+    request_id: str
+
+
+class Start(Value, frozen=True, kw_only=True):
+    """Command: the request's turn has come."""
+
+    request_id: str
+    plan: Plan
+
+
+class Refuse(Value, frozen=True, kw_only=True):
+    """Command: the request waited too long; ``reason`` is a sentence for its client."""
+
+    request_id: str
+    reason: str
+    after_s: float
+
+
 class SendPrefill(Value, frozen=True, kw_only=True):
     """Command: this prompt goes to another P."""
 
@@ -80,7 +104,7 @@ class AbandonDecode(Value, frozen=True, kw_only=True):
     request_id: str
 
 
-Command = SendPrefill | DispatchDecode | AbandonPrefill | AbandonDecode
+Command = Start | Refuse | SendPrefill | DispatchDecode | AbandonPrefill | AbandonDecode
 
 
 class LegState(StrEnum):

@@ -1,4 +1,5 @@
-"""Accept a request or refuse it early. It must never let a request in that nobody can serve."""
+"""Accept a request, let it wait, or refuse it early. It must never let a request in that nobody can serve, nor keep one
+waiting for an answer that it was promised sooner."""
 
 from __future__ import annotations
 
@@ -9,14 +10,60 @@ MAX_IN_FLIGHT = 4096
 RETRY_AFTER_S = 1.0
 
 
+class Slo(Value, frozen=True, kw_only=True):
+    """What a request was promised, and how it stands to others."""
+
+    ttft_s: float | None = None
+    """Longest time to the first token; None: any."""
+    tpot_s: float | None = None
+    """Longest time per token after it; None: any."""
+    priority: int = 0
+    """Higher goes first."""
+    share: float = 1.0
+    """Of its tenant, among those of the same priority."""
+
+
+class Limits(Value, frozen=True, kw_only=True):
+    """How long requests may wait where."""
+
+    queue_s: float = 2.0
+    """Predicted wait at a P beyond which requests wait in the router: there they can still be put in order."""
+    hold_s: float = 0.0
+    """Longest wait in the router; 0: none waits there."""
+
+
+class Outlook(Value, frozen=True, kw_only=True):
+    """What awaits a request if it goes on now."""
+
+    waited_s: float = 0.0
+    """Since it was received."""
+    ahead_s: float = 0.0
+    """Of those that wait in the router and go first."""
+    ttft_s: float
+    tpot_s: float
+    room: bool = True
+    """Its workers can take it: D has KV for it, and P's queue is short."""
+    sure: bool = False
+    """The predictions are of measured workers."""
+    alone: bool = False
+    """Nothing else is in flight. Whoever is alone gets in: somebody has to show whether predictions still hold."""
+
+
 class Accepted(Value, frozen=True, kw_only=True):
     """Go on."""
 
 
+class Held(Value, frozen=True, kw_only=True):
+    """Wait in the router, at most until ``until_s`` after it was received."""
+
+    until_s: float
+
+
 class Turned(Value, frozen=True, kw_only=True):
-    """Turned away; ``reason`` is a sentence for the client."""
+    """Turned away; ``reason`` is a sentence for the client, ``kind`` a word for a metric label."""
 
     reason: str
+    kind: str
     after_s: float = RETRY_AFTER_S
 
 
@@ -27,7 +74,38 @@ def admit(*, in_flight: int, decoders: int, back_in_s: float = 0.0, limit: int =
     """
     if decoders == 0:
         why = "no worker that can write answers is ready; retry, or look at /health for why"
-        return Turned(reason=why, after_s=max(RETRY_AFTER_S, back_in_s))
+        return Turned(reason=why, kind="no_worker", after_s=max(RETRY_AFTER_S, back_in_s))
     if in_flight >= limit:
-        return Turned(reason=f"{in_flight} requests are in flight, the most this router takes; retry later")
+        why = f"{in_flight} requests are in flight, the most this router takes; retry later"
+        return Turned(reason=why, kind="full")
     return Accepted()
+
+
+def judge(slo: Slo, outlook: Outlook, limits: Limits) -> Accepted | Held | Turned:
+    """What becomes of a request with workers to serve it.
+
+    Waiting never makes a first token come sooner, so who would miss it is refused now, while another cluster may
+    still make it.
+    """
+    first_s = outlook.waited_s + outlook.ahead_s + outlook.ttft_s
+    if outlook.sure and not outlook.alone:
+        if slo.ttft_s is not None and first_s > slo.ttft_s:
+            return _too_late("first token", first_s, slo.ttft_s, "ttft")
+        if slo.tpot_s is not None and outlook.tpot_s > slo.tpot_s:
+            return _too_late("next token", outlook.tpot_s, slo.tpot_s, "tpot")
+    if limits.hold_s == 0.0 or outlook.alone or (outlook.room and outlook.ahead_s == 0.0):
+        return Accepted()
+    if outlook.ahead_s > limits.hold_s:
+        why = f"{outlook.ahead_s:.1f} s of work wait before this request; retry later"
+        return Turned(reason=why, kind="queue", after_s=max(RETRY_AFTER_S, outlook.ahead_s - limits.hold_s))
+    return Held(until_s=_until(slo, outlook, limits))
+
+
+def _until(slo: Slo, outlook: Outlook, limits: Limits) -> float:
+    latest_s = outlook.waited_s + limits.hold_s
+    return latest_s if slo.ttft_s is None else min(latest_s, slo.ttft_s)
+
+
+def _too_late(what: str, predicted_s: float, promised_s: float, kind: str) -> Turned:
+    why = f"the {what} is predicted after {predicted_s:.3g} s, and {promised_s:.3g} s were asked for; retry later"
+    return Turned(reason=why, kind=kind, after_s=max(RETRY_AFTER_S, predicted_s - promised_s))

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 
 from kvrelay.errors import BadRequest, Overloaded
 from kvrelay.fleet.brain import Brain
-from kvrelay.fleet.flight import Ask, Command
+from kvrelay.fleet.flight import Ask, Command, Plan
 from kvrelay.identity import name_pages, root_name
-from kvrelay.policy.admit import RETRY_AFTER_S
+from kvrelay.policy.admit import RETRY_AFTER_S, Slo
 from kvrelay.router.exchange import Exchange
 from kvrelay.router.keys import Tenant
 from kvrelay.router.prompts import Prompts
@@ -62,6 +62,7 @@ class Desk:
         *,
         request_id: str,
         tenant: Tenant,
+        slo: Slo,
         received_s: float,
     ) -> Exchange:
         """Plan and start a request: everything is reserved when this returns. Raises ``Overloaded``."""
@@ -80,6 +81,8 @@ class Desk:
             local_reason=prompts.whole,
             tenant=tenant.name,
             received_s=received_s,
+            tokenised_s=self._clock(),
+            slo=slo,
         )
         plan = self._brain.begin(ask, self._clock())
         exchange = self._open[request_id] = Exchange(
@@ -93,7 +96,8 @@ class Desk:
             prompts=prompts.ids,
             obey=self.obey,
         )
-        exchange.start(plan)
+        if isinstance(plan, Plan):
+            exchange.start(plan)
         return exchange
 
     def _name(self, prompts: Prompts, model: str, salt: str, context_tokens: int) -> tuple[tuple[PageName, ...], ...]:
@@ -116,3 +120,4 @@ class Desk:
         """The request is over with ``status``, whatever was still running for it."""
         exchange = self._open.pop(request_id)
         self._telemetry.observe(exchange.close(502 if exchange.broken else status))
+        self.obey(self._brain.admit_waiting(self._clock()))

@@ -10,7 +10,17 @@ from collections.abc import AsyncIterator, Callable, Iterable
 
 from kvrelay.errors import KvrelayError, Lost, Malformed, Overloaded
 from kvrelay.fleet.brain import Brain
-from kvrelay.fleet.flight import AbandonDecode, AbandonPrefill, Command, DispatchDecode, Plan, PrefillOrder, SendPrefill
+from kvrelay.fleet.flight import (
+    AbandonDecode,
+    AbandonPrefill,
+    Command,
+    DispatchDecode,
+    Plan,
+    PrefillOrder,
+    Refuse,
+    SendPrefill,
+    Start,
+)
 from kvrelay.fleet.ledger import Timeline
 from kvrelay.policy.route import Path
 from kvrelay.router import sse
@@ -101,6 +111,10 @@ class Exchange:
         match command:
             case DispatchDecode() if not self._go.done():
                 self._go.set_result(None)
+            case Start():
+                self.start(command.plan)
+            case Refuse() if not self._go.done():
+                self._go.set_exception(Overloaded(command.reason, command.after_s))
             case SendPrefill():
                 self._send(command.order)
             case AbandonPrefill() if (task := self._prefills.get(command.index)) is not None:

@@ -20,6 +20,7 @@ from kvrelay.router.desk import Desk
 from kvrelay.router.exchange import Exchange, Stream, Whole
 from kvrelay.router.failures import CLIENT_CLOSED, Failure, describe, error_body, unexpected
 from kvrelay.router.keys import Keyring, Tenant
+from kvrelay.router.promises import Promises
 from kvrelay.router.prompts import PromptReader
 from kvrelay.router.request import Kind, parse
 from kvrelay.router.telemetry import Telemetry
@@ -47,6 +48,7 @@ class Gateway:
         desk: Desk,
         reader: PromptReader,
         keys: Keyring,
+        promises: Promises,
         telemetry: Telemetry,
         clock: Callable[[], float],
         *,
@@ -56,6 +58,7 @@ class Gateway:
         self._desk = desk
         self._reader = reader
         self._keys = keys
+        self._promises = promises
         self._telemetry = telemetry
         self._clock = clock
         self._max_body_bytes = max_body_bytes
@@ -149,7 +152,10 @@ class Gateway:
             prompts = await self._reader.read(request, workers)
         finally:
             self._reading -= 1
-        return self._desk.open(request, prompts, workers[0], request_id=http[_ID], tenant=tenant, received_s=received_s)
+        slo = self._promises.of(tenant.name, http.headers)
+        return self._desk.open(
+            request, prompts, workers[0], request_id=http[_ID], tenant=tenant, slo=slo, received_s=received_s
+        )
 
     def _most_bytes(self, http: web.Request) -> int:
         """Most bytes that the body of ``http`` can have. Raises ``BadRequest`` (413)."""

@@ -37,6 +37,11 @@ class Keyring:
     def __repr__(self) -> str:
         return f"<Keyring {len(self._tenants)} keys>"
 
+    @property
+    def tenants(self) -> frozenset[str]:
+        """Names of all tenants that have a key."""
+        return frozenset(tenant.name for _, tenant in self._tenants)
+
     def authenticate(self, authorization: str | None) -> Tenant:
         """The tenant of an ``Authorization`` header. Raises ``BadRequest`` (401)."""
         if not self._tenants:

@@ -36,6 +36,10 @@ class BrainReadings:
         opened = self._brain.outcomes.breakers.opened
         yield "kvrelay_breakers_opened_total", "Times that failures began to keep requests away.", {}, opened
         yield "kvrelay_registrations_refused_total", "Registrations under the name of a live member.", {}, ghosts
+        door = self._brain.door
+        yield "kvrelay_waiting", "Requests that wait in the router for their turn.", {}, len(door.waiting)
+        for kind, count in sorted(door.refused.items()):
+            yield "kvrelay_refused_total", "Requests turned away, by kind.", {"kind": kind}, count
         yield from self._predictions()
         yield from self._control()
         yield from self._index()

@@ -23,6 +23,7 @@ from kvrelay.router.feed import FeedServer
 from kvrelay.router.gateway import Gateway
 from kvrelay.router.keys import Keyring
 from kvrelay.router.learned import LearnedFile
+from kvrelay.router.promises import Promises, limits
 from kvrelay.router.prompts import PromptReader
 from kvrelay.router.readings import BrainReadings
 from kvrelay.router.render import Renderer
@@ -55,6 +56,8 @@ class Router:
 
     def __init__(self, config: Config, key: bytes, tokens: Tokens) -> None:
         self._config = config.router
+        self._keyring = Keyring(config.router.api_keys, key)
+        self._promises = Promises(config, self._keyring.tenants)
         self._key = key
         self._tokens = tokens
         self._clock = time.monotonic
@@ -63,6 +66,7 @@ class Router:
             transfer_wait_s=config.router.transfer_wait_s,
             convert_kv_dtype=config.router.convert_kv_dtype,
             local_prefill=config.router.local_prefill == "auto",
+            limits=limits(config.router),
         )
         path = config.router.learned_file
         self._learned = LearnedFile(Path(path), self.brain.experience) if path else None
@@ -95,7 +99,8 @@ class Router:
             self.brain,
             desk,
             PromptReader(self._tokens, renderer),
-            Keyring(self._config.api_keys, self._key),
+            self._keyring,
+            self._promises,
             self._telemetry,
             self._clock,
             max_body_bytes=self._config.max_body_bytes,

@@ -41,6 +41,7 @@ def says(transfer: str, stage: Stage) -> TransferEvent:
 
 def begin(brain: Brain, asked: Ask, now: float = 0.0) -> Plan:
     plan = brain.begin(asked, now)
+    assert isinstance(plan, Plan)
     for _ in plan.prefills:
         brain.prefill_sent(asked.facts.request_id, now)
     return plan

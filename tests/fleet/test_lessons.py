@@ -9,7 +9,7 @@ import pytest
 
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.experience import ENOUGH_HANDOFFS
-from kvrelay.fleet.flight import Ask
+from kvrelay.fleet.flight import Ask, Plan
 from kvrelay.policy.route import Path
 from kvrelay.protocol import TransferEvent
 from kvrelay.types import RequestFacts, Role, Stage
@@ -22,8 +22,8 @@ def prefill_s(tokens: int) -> float:
     return 0.03 + 0.002 * tokens
 
 
-def fleet(**more: bool) -> Brain:
-    brain = Brain(dead_after_s=1e9, transfer_wait_s=1e9, **more)
+def fleet(*, local_prefill: bool = True) -> Brain:
+    brain = Brain(dead_after_s=1e9, transfer_wait_s=1e9, local_prefill=local_prefill)
     for name in ("s1", "s2"):
         brain.register_store(store(name), 0.0)
     brain.register_worker(worker("p", Role.PREFILL, store="s1"), 0.0)
@@ -44,6 +44,7 @@ def serve(
     """One request in that world, alone; its time to the first token."""
     facts = RequestFacts(request_id=name, model="tiny", prompt_tokens=(tokens,), max_tokens=20, page_names=())
     plan = brain.begin(Ask(facts=facts, received_s=now), now)
+    assert isinstance(plan, Plan)
     at = now
     if plan.path is Path.LOCAL:
         brain.decode_order(name, at)

@@ -1,10 +1,17 @@
-"""Who gets in."""
+"""Who gets in, who waits, who is refused."""
 
 from __future__ import annotations
 
 import pytest
 
-from kvrelay.policy.admit import Accepted, Turned, admit
+from kvrelay.policy.admit import Accepted, Held, Limits, Outlook, Slo, Turned, admit, judge
+
+HOLDS = Limits(queue_s=2.0, hold_s=10.0)
+Verdict = type[Accepted] | type[Held] | type[Turned]
+
+
+def outlook(**more: float | bool) -> Outlook:
+    return Outlook(**{"ttft_s": 0.5, "tpot_s": 0.02, "sure": True, **more})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -17,8 +24,62 @@ def test_a_request_enters_when_somebody_can_answer_and_there_is_room(
     assert isinstance(verdict, Accepted if enters else Turned)
 
 
-def test_who_is_turned_away_is_told_when_to_come_back() -> None:
-    verdict = admit(in_flight=0, decoders=0)
+@pytest.mark.parametrize(("back_in_s", "after_s"), [(0.0, 1.0), (7.0, 7.0)])
+def test_who_is_turned_away_is_told_when_to_come_back(back_in_s: float, after_s: float) -> None:
+    verdict = admit(in_flight=0, decoders=0, back_in_s=back_in_s)
     assert isinstance(verdict, Turned)
-    assert verdict.after_s > 0
+    assert verdict.after_s == after_s
     assert "/health" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("slo", "more", "verdict"),
+    [
+        (Slo(), {}, Accepted),
+        (Slo(), {"ttft_s": 900.0, "tpot_s": 9.0}, Accepted),
+        (Slo(ttft_s=0.5), {}, Accepted),
+        (Slo(ttft_s=0.49), {}, Turned),
+        # What it has waited already counts, and what it will wait.
+        (Slo(ttft_s=1.0), {"waited_s": 0.5}, Accepted),
+        (Slo(ttft_s=1.0), {"waited_s": 0.51}, Turned),
+        (Slo(ttft_s=1.0), {"ahead_s": 0.51}, Turned),
+        (Slo(tpot_s=0.02), {}, Accepted),
+        (Slo(tpot_s=0.019), {}, Turned),
+        # Nobody is refused on a guess, nor when nobody else is there.
+        (Slo(ttft_s=0.1), {"sure": False}, Accepted),
+        (Slo(ttft_s=0.1), {"alone": True}, Accepted),
+    ],
+)
+def test_a_request_that_would_miss_its_promise_is_refused_early(
+    slo: Slo, more: dict[str, float | bool], verdict: Verdict
+) -> None:
+    assert isinstance(judge(slo, outlook(**more), HOLDS), verdict)
+
+
+def test_a_refusal_says_how_late_it_would_be_and_when_to_retry() -> None:
+    verdict = judge(Slo(ttft_s=1.0), outlook(ttft_s=4.5), HOLDS)
+    assert isinstance(verdict, Turned)
+    assert (verdict.kind, verdict.after_s) == ("ttft", 3.5)
+    assert verdict.reason == "the first token is predicted after 4.5 s, and 1 s were asked for; retry later"
+
+
+@pytest.mark.parametrize(
+    ("limits", "more", "verdict"),
+    [
+        (HOLDS, {"room": False}, Held),
+        (HOLDS, {"ahead_s": 3.0}, Held),
+        (HOLDS, {"ahead_s": 10.1}, Turned),
+        (HOLDS, {"room": False, "alone": True}, Accepted),
+        (Limits(), {"room": False, "ahead_s": 99.0}, Accepted),
+    ],
+)
+def test_who_finds_no_room_waits_in_the_router_if_that_is_allowed(
+    limits: Limits, more: dict[str, float | bool], verdict: Verdict
+) -> None:
+    assert isinstance(judge(Slo(), outlook(**more), limits), verdict)
+
+
+@pytest.mark.parametrize(("ttft_s", "until_s"), [(None, 10.5), (4.0, 4.0), (60.0, 10.5)])
+def test_nobody_waits_longer_than_his_promise(ttft_s: float | None, until_s: float) -> None:
+    verdict = judge(Slo(ttft_s=ttft_s), outlook(room=False, waited_s=0.5), HOLDS)
+    assert verdict == Held(until_s=until_s)

@@ -1,0 +1,117 @@
+"""Who gets in now, who waits, and who is refused. It must never hold a request that nothing will let in."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from kvrelay.errors import Overloaded
+from kvrelay.fleet.breakers import Breakers
+from kvrelay.fleet.chooser import Pick
+from kvrelay.fleet.experience import Experience
+from kvrelay.fleet.flight import Ask, Refuse
+from kvrelay.fleet.ground import Ground
+from kvrelay.fleet.loads import Loads
+from kvrelay.fleet.waiting import Waiting, WaitingRoom
+from kvrelay.fleet.workers import Fleet
+from kvrelay.policy.admit import RETRY_AFTER_S, Accepted, Limits, Outlook, Turned, admit, judge
+from kvrelay.policy.cost import Item
+
+SURE_AFTER = 8
+"""Prefills seen of a worker before somebody is refused for what it is predicted to take."""
+ALWAYS_QUEUED = 2
+"""Prompts that a P may have at any time, however long they are: one to compute and one to follow at once."""
+
+
+class Door:
+    """One for all requests of a router."""
+
+    def __init__(self, fleet: Fleet, loads: Loads, experience: Experience, breakers: Breakers, limits: Limits) -> None:
+        self._fleet = fleet
+        self._loads = loads
+        self._experience = experience
+        self._breakers = breakers
+        self._limits = limits
+        self.waiting = WaitingRoom()
+        self._late: dict[str, Ask] = {}
+        """Requests that were told to go and have not gone yet."""
+        self.refused: Counter[str] = Counter()
+        """Requests turned away, by kind."""
+
+    def __repr__(self) -> str:
+        return f"<Door {self.waiting!r}, {self.refused.total()} refused>"
+
+    def __len__(self) -> int:
+        return len(self.waiting) + len(self._late)
+
+    def leave(self, request_id: str) -> Ask | None:
+        """A request is over; None when it was let in."""
+        waited = self.waiting.drop(request_id)
+        return waited.ask if waited is not None else self._late.pop(request_id, None)
+
+    def check(self, *, in_flight: int, ground: Ground, model: str, now: float) -> None:
+        """Whether anybody may come in at all. Raises ``Overloaded``."""
+        back_in_s = 0.0 if ground.writers else self._back_in_s(model, now)
+        verdict = admit(in_flight=in_flight, decoders=len(ground.writers), back_in_s=back_in_s)
+        if isinstance(verdict, Turned):
+            raise self._turned(verdict)
+
+    def _back_in_s(self, model: str, now: float) -> float:
+        """When the first of the workers that fail is tried again."""
+        decoders = [worker.name for worker in self._fleet.serving(model, now) if worker.role.decodes]
+        return self._breakers.wait_s(decoders, now)
+
+    def _turned(self, verdict: Turned) -> Overloaded:
+        self.refused[verdict.kind] += 1
+        return Overloaded(verdict.reason, verdict.after_s)
+
+    def lets_in(self, ask: Ask, pick: Pick, ground: Ground, *, alone: bool, now: float) -> bool:
+        """True: it may start as ``pick`` says; False: it waits from now on. Raises ``Overloaded``."""
+        verdict = judge(ask.slo, self._outlook(ask, pick, ground, alone=alone, now=now), self._limits)
+        if isinstance(verdict, Turned):
+            raise self._turned(verdict)
+        if isinstance(verdict, Accepted):
+            return True
+        seconds = dict(pick.decision.chosen.items)[Item.PREFILL]
+        until_s = ask.received_s + verdict.until_s
+        self.waiting.add(Waiting(ask=ask, seconds=seconds, since_s=now, until_s=until_s))
+        return False
+
+    def _outlook(self, ask: Ask, pick: Pick, ground: Ground, *, alone: bool, now: float) -> Outlook:
+        chosen, reader = pick.decision.chosen, pick.prefill or pick.decode
+        ahead_s = self.waiting.ahead_s(ask.slo.priority) if self.waiting else 0.0
+        return Outlook(
+            waited_s=now - ask.received_s,
+            ahead_s=ahead_s / max(1, len(ground.readers)),
+            ttft_s=chosen.ttft_s,
+            tpot_s=chosen.tpot_s,
+            room=self.has_room(pick, alone=alone, now=now),
+            sure=self._experience.perf(reader.name).prefill.seen >= SURE_AFTER,
+            alone=alone and not self.waiting,
+        )
+
+    def has_room(self, pick: Pick, *, alone: bool, now: float) -> bool:
+        """D has KV for the whole answer before P begins, and P's own queue is short."""
+        return alone or (self._has_kv(pick) and self._is_short(pick, now))
+
+    def _has_kv(self, pick: Pick) -> bool:
+        held, name = self._loads.kv_tokens[pick.decode.name], pick.decode.name
+        return held + pick.kv_tokens <= pick.decode.engine.kv_tokens or not self._loads.sequences[name]
+
+    def _is_short(self, pick: Pick, now: float) -> bool:
+        reader = (pick.prefill or pick.decode).name
+        return self._loads.prompts(reader) < ALWAYS_QUEUED or self._loads.wait_s(reader, now) <= self._limits.queue_s
+
+    def overdue(self, now: float) -> list[Refuse]:
+        """Those who waited too long are turned away."""
+        late = self.waiting.overdue(now) if self.waiting else []
+        for request in late:
+            self.refused["deadline"] += 1
+            self.waiting.drop(request.request_id)
+            self._late[request.request_id] = request.ask
+        return [
+            Refuse(request_id=request.request_id, reason=self._why_late(request, now), after_s=RETRY_AFTER_S)
+            for request in late
+        ]
+
+    def _why_late(self, request: Waiting, now: float) -> str:
+        return f"it waited {now - request.since_s:.1f} s and its turn did not come in time; retry later"

@@ -1,0 +1,132 @@
+"""Requests that wait in the router: by priority, fair between tenants, first come first served within one. It must
+never grow without a limit, nor serve one tenant while another with the same right starves."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from kvrelay.fleet.flight import Ask
+from kvrelay.policy.fair import Share, Turn, next_turn
+from kvrelay.types import Value
+
+
+class Waiting(Value, frozen=True, kw_only=True):
+    """One request, as it came to wait."""
+
+    ask: Ask
+    seconds: float
+    """Predicted work of a P for it."""
+    since_s: float
+    until_s: float
+    """On the clock of ``now``."""
+
+    @property
+    def request_id(self) -> str:
+        return self.ask.facts.request_id
+
+
+@dataclass
+class _Line:
+    """One tenant's requests of one priority."""
+
+    requests: deque[Waiting] = field(default_factory=deque)
+    credit_s: float = 0.0
+
+
+class WaitingRoom:
+    """Lines by priority and tenant."""
+
+    def __init__(self) -> None:
+        self._lines: dict[int, dict[str, _Line]] = {}
+        """Tenants in the order of the round."""
+        self._priorities: dict[str, int] = {}
+        """Of each request that waits."""
+
+    def __repr__(self) -> str:
+        tenants = {tenant for lines in self._lines.values() for tenant in lines}
+        return f"<WaitingRoom {len(self._priorities)} requests of {len(tenants)} tenants>"
+
+    def __len__(self) -> int:
+        return len(self._priorities)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._priorities
+
+    def add(self, request: Waiting) -> None:
+        slo = request.ask.slo
+        line = self._lines.setdefault(slo.priority, {}).setdefault(request.ask.tenant, _Line())
+        line.requests.append(request)
+        self._priorities[request.request_id] = slo.priority
+
+    def ahead_s(self, priority: int) -> float:
+        """Predicted work of those that go before a request of ``priority`` that comes now."""
+        return sum(
+            request.seconds
+            for level, lines in self._lines.items()
+            for line in lines.values()
+            for request in line.requests
+            if level >= priority
+        )
+
+    def head(self) -> Waiting | None:
+        """Whose turn it is."""
+        if not self._priorities:
+            return None
+        lines = self._lines[max(self._lines)]
+        return list(lines.values())[self._turn(lines).position].requests[0]
+
+    def _turn(self, lines: dict[str, _Line]) -> Turn:
+        return next_turn(
+            [
+                Share(
+                    credit_s=line.credit_s,
+                    head_s=line.requests[0].seconds,
+                    weight=line.requests[0].ask.slo.share,
+                )
+                for line in lines.values()
+            ]
+        )
+
+    def take(self) -> Waiting:
+        """The head leaves, and its tenant pays. Raises IndexError when nobody waits."""
+        if not self._priorities:
+            raise IndexError("nobody waits")
+        lines = self._lines[max(self._lines)]
+        turn = self._turn(lines)
+        for line, credit_s in zip(lines.values(), turn.credits_s, strict=True):
+            line.credit_s = credit_s
+        tenant = list(lines)[turn.position]
+        request = lines[tenant].requests[0]
+        lines[tenant] = lines.pop(tenant)  # to the end of the round
+        self.drop(request.request_id)
+        return request
+
+    def drop(self, request_id: str) -> Waiting | None:
+        """A request leaves without its turn; None when it does not wait."""
+        priority = self._priorities.pop(request_id, None)
+        if priority is None:
+            return None
+        lines = self._lines[priority]
+        tenant, request = next(
+            (tenant, request)
+            for tenant, line in lines.items()
+            for request in line.requests
+            if request.request_id == request_id
+        )
+        lines[tenant].requests.remove(request)
+        if not lines[tenant].requests:
+            del lines[tenant]  # and its credit: who leaves the round begins anew
+        if not lines:
+            del self._lines[priority]
+        return request
+
+    def overdue(self, now: float) -> list[Waiting]:
+        """Requests whose time to wait is over."""
+        return [
+            request
+            for lines in self._lines.values()
+            for line in lines.values()
+            for request in line.requests
+            if now > request.until_s
+        ]

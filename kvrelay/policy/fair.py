@@ -1,0 +1,45 @@
+"""Whose turn it is: deficit round robin on predicted seconds. Who asks for much waits as long as who asks often."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from kvrelay.types import Value
+
+QUANTUM_S = 0.05
+"""Credit of one round for a share of 1. Smaller than most prompts, so that short ones do not overtake by rounding."""
+
+
+class Share(Value, frozen=True, kw_only=True):
+    """One tenant that has something waiting."""
+
+    credit_s: float
+    """Left over from its last turn."""
+    head_s: float
+    """Predicted seconds of what it wants next."""
+    weight: float
+
+
+class Turn(Value, frozen=True, kw_only=True):
+    """Position of the tenant to serve, and everybody's credit afterwards."""
+
+    position: int
+    credits_s: tuple[float, ...]
+
+
+def next_turn(shares: Sequence[Share]) -> Turn:
+    """Who is served next; ``shares`` in the order of the round, the one after the last served first.
+
+    The same as to add a quantum in turn until one can pay, without the loop. Raises ValueError for no shares.
+    """
+    rounds = [_rounds(share) for share in shares]
+    position = min(range(len(shares)), key=lambda index: (rounds[index], index))
+    credits_s = [share.credit_s + rounds[position] * QUANTUM_S * share.weight for share in shares]
+    credits_s[position] -= shares[position].head_s
+    return Turn(position=position, credits_s=tuple(credits_s))
+
+
+def _rounds(share: Share) -> int:
+    """Quanta until this one can pay for what it wants."""
+    return max(0, math.ceil((share.head_s - share.credit_s) / (QUANTUM_S * share.weight)))

@@ -1,0 +1,113 @@
+"""Requests that wait, come in and are refused, through the brain."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvrelay.errors import Overloaded
+from kvrelay.fleet.brain import Brain
+from kvrelay.fleet.flight import Ask, Plan, Refuse, Start, Waits
+from kvrelay.policy.admit import Limits, Slo
+from kvrelay.types import RequestFacts, Role
+from tests.fleet.values import store, worker
+
+
+def fleet(limits: Limits, *, kv_tokens: int = 4096, prefill: int = 1) -> Brain:
+    brain = Brain(dead_after_s=1e9, transfer_wait_s=1e9, limits=limits)
+    brain.register_store(store(), 0.0)
+    for number in range(prefill):
+        brain.register_worker(worker(f"p{number}", Role.PREFILL), 0.0)
+    brain.register_worker(worker("d", Role.DECODE, kv_tokens=kv_tokens), 0.0)
+    return brain
+
+
+def ask(name: str, tokens: int = 100, *, tenant: str = "", now: float = 0.0, **slo: float | int) -> Ask:
+    facts = RequestFacts(request_id=name, model="tiny", prompt_tokens=(tokens,), max_tokens=20, page_names=())
+    return Ask(facts=facts, tenant=tenant, received_s=now, slo=Slo(**slo))  # type: ignore[arg-type]
+
+
+def end(brain: Brain, name: str, now: float) -> list[str]:
+    """``name`` is over; who comes in for it."""
+    brain.finish(name, status=200, output_tokens=1, now=now)
+    return [command.request_id for command in brain.admit_waiting(now) if isinstance(command, Start)]
+
+
+HOLDS = Limits(queue_s=0.0, hold_s=10.0)
+
+
+def test_kv_of_d_is_promised_before_p_begins_and_who_finds_none_waits() -> None:
+    brain = fleet(Limits(queue_s=1e9, hold_s=10.0), kv_tokens=300)
+    assert isinstance(brain.begin(ask("a"), 0.0), Plan)
+    assert isinstance(brain.begin(ask("b"), 0.0), Plan)
+    assert brain.begin(ask("c"), 0.0) == Waits(request_id="c")
+    assert (brain.loads.kv_tokens["d"], brain.loads.prefill_legs["p0"], brain.in_flight) == (240, 2, 3)
+    assert end(brain, "a", 1.0) == ["c"]
+    brain.check_invariants()
+
+
+def test_a_request_larger_than_all_of_d_gets_in_when_nobody_else_is_there() -> None:
+    brain = fleet(HOLDS, kv_tokens=100)
+    assert isinstance(brain.begin(ask("a"), 0.0), Plan)
+    assert isinstance(brain.begin(ask("b"), 0.0), Waits)
+    assert end(brain, "a", 1.0) == ["b"]
+
+
+def test_a_p_has_one_prompt_to_compute_and_one_to_follow_and_the_others_wait() -> None:
+    brain = fleet(HOLDS)
+    kinds = [type(brain.begin(ask(f"r{number}"), 0.0)) for number in range(4)]
+    assert kinds == [Plan, Plan, Waits, Waits]
+    (start,) = brain.prefill_finished("r0", 0, 0, 0.5)[1:]
+    assert isinstance(start, Start)
+    assert start.request_id == "r2"
+    brain.check_invariants()
+
+
+def test_tenants_that_wait_take_turns() -> None:
+    brain = fleet(HOLDS)
+    for number in range(6):
+        brain.begin(ask(f"many {number}", tenant="many"), 0.0)
+    brain.begin(ask("one", tenant="one"), 0.0)
+    assert "one" in [*end(brain, "many 0", 1.0), *end(brain, "many 1", 2.0)]
+
+
+def test_who_waited_too_long_is_refused_once_and_leaves_nothing() -> None:
+    brain = fleet(HOLDS)
+    for name in ("a", "b", "c"):
+        brain.begin(ask(name), 0.0)
+    assert brain.tick(10.0) == []
+    (refusal,) = brain.tick(10.1)
+    assert isinstance(refusal, Refuse)
+    assert (refusal.request_id, brain.door.refused["deadline"], brain.in_flight) == ("c", 1, 3)
+    assert brain.tick(10.2) == []
+    timeline = brain.finish("c", status=503, output_tokens=0, now=10.2)
+    assert (timeline.status, timeline.path, brain.in_flight) == (503, "none", 2)
+    brain.check_invariants()
+
+
+def test_a_client_that_goes_away_while_it_waits_is_forgotten() -> None:
+    brain = fleet(HOLDS)
+    for name in ("a", "b", "c"):
+        brain.begin(ask(name), 0.0)
+    brain.finish("c", status=499, output_tokens=0, now=1.0)
+    assert end(brain, "a", 2.0) == []
+
+
+def test_a_promise_that_would_be_broken_is_refused_only_by_measured_workers() -> None:
+    brain = fleet(Limits())
+    brain.begin(ask("busy", 4000), 0.0)
+    assert isinstance(brain.begin(ask("early", ttft_s=1e-6), 0.0), Plan)
+    for number in range(10):
+        name, now = f"r{number}", 100.0 * (number + 1)
+        brain.begin(ask(name, now=now), now)
+        brain.prefill_finished(name, 0, 0, now + 2.0)
+        brain.finish(name, status=499, output_tokens=0, now=now + 2.0)
+        if number == 0:
+            brain.finish("busy", status=499, output_tokens=0, now=now)
+            brain.finish("early", status=499, output_tokens=0, now=now)
+    now = 5000.0
+    assert isinstance(brain.begin(ask("alone", now=now, ttft_s=0.5), now), Plan)
+    with pytest.raises(Overloaded, match="first token is predicted") as refused:
+        brain.begin(ask("late", now=now, ttft_s=0.5), now)
+    assert refused.value.after_s >= 1.0
+    assert brain.door.refused == {"ttft": 1}
+    assert isinstance(brain.begin(ask("patient", now=now, ttft_s=60.0), now), Plan)

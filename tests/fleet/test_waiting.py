@@ -1,0 +1,82 @@
+"""Who goes next among those who wait."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from kvrelay.fleet.flight import Ask
+from kvrelay.fleet.waiting import Waiting, WaitingRoom
+from kvrelay.policy.admit import Slo
+from kvrelay.types import RequestFacts
+
+
+def waiting(
+    name: str, tenant: str = "", *, seconds: float = 1.0, priority: int = 0, share: float = 1.0, until_s: float = 9.0
+) -> Waiting:
+    facts = RequestFacts(request_id=name, model="m", prompt_tokens=(1,), max_tokens=1, page_names=())
+    ask = Ask(facts=facts, tenant=tenant, received_s=0.0, slo=Slo(priority=priority, share=share))
+    return Waiting(ask=ask, seconds=seconds, since_s=0.0, until_s=until_s)
+
+
+def room(*requests: Waiting) -> WaitingRoom:
+    made = WaitingRoom()
+    for request in requests:
+        made.add(request)
+    return made
+
+
+def served(full: WaitingRoom) -> list[str]:
+    names = []
+    while (head := full.head()) is not None:
+        assert full.take() == head
+        names.append(head.request_id)
+    return names
+
+
+def test_within_a_tenant_the_first_comes_first() -> None:
+    assert served(room(*(waiting(str(number)) for number in range(5)))) == ["0", "1", "2", "3", "4"]
+
+
+def test_a_higher_priority_goes_first() -> None:
+    assert served(room(waiting("low"), waiting("high", priority=2), waiting("middle", priority=1))) == [
+        "high",
+        "middle",
+        "low",
+    ]
+
+
+def test_a_tenant_that_asks_a_hundred_times_does_not_hold_up_one_that_asks_once() -> None:
+    full = room(*(waiting(f"many {number}", "many") for number in range(100)), waiting("one", "one"))
+    assert "one" in served(full)[:2]
+
+
+def test_a_tenant_with_long_prompts_gets_as_much_time_as_one_with_short_ones() -> None:
+    long = [waiting(f"long {number}", "long", seconds=4.0) for number in range(100)]
+    short = [waiting(f"short {number}", "short", seconds=0.5) for number in range(400)]
+    first = served(room(*long, *short))[:90]
+    counts = Counter(name.split()[0] for name in first)
+    assert counts["short"] == pytest.approx(8 * counts["long"], rel=0.2)
+
+
+def test_who_leaves_is_not_served_and_frees_what_is_ahead_of_others() -> None:
+    full = room(waiting("a"), waiting("b", seconds=3.0), waiting("c", priority=-1))
+    assert (full.ahead_s(0), full.ahead_s(-1), full.ahead_s(1)) == (4.0, 5.0, 0.0)
+    assert full.drop("b") is not None
+    assert full.drop("b") is None
+    assert (full.ahead_s(0), len(full), "b" in full) == (1.0, 2, False)
+    assert served(full) == ["a", "c"]
+    assert repr(full) == "<WaitingRoom 0 requests of 0 tenants>"
+
+
+def test_the_overdue_are_named() -> None:
+    full = room(waiting("soon", until_s=1.0), waiting("late", until_s=5.0))
+    assert [request.request_id for request in full.overdue(1.0)] == []
+    assert [request.request_id for request in full.overdue(1.1)] == ["soon"]
+
+
+def test_nobody_is_taken_from_nobody() -> None:
+    assert room().head() is None
+    with pytest.raises(IndexError):
+        room().take()

@@ -1,0 +1,68 @@
+"""Who may ask for what."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from kvrelay.config import Config, RouterConfig, TenantConfig, parse, render
+from kvrelay.errors import BadRequest, Misconfigured
+from kvrelay.policy.admit import Slo
+from kvrelay.router.promises import Promises
+from tests.router.cluster import Cluster
+
+CONFIG = Config(
+    router=RouterConfig(slo_ttft_s=2.0),
+    tenants={"gold": TenantConfig(share=3.0, priority=5, slo_ttft_s=0.5), "free": TenantConfig(slo_ttft_s=0.0)},
+)
+
+
+@pytest.mark.parametrize(
+    ("tenant", "headers", "slo"),
+    [
+        ("", {}, Slo(ttft_s=2.0)),
+        ("gold", {}, Slo(ttft_s=0.5, priority=5, share=3.0)),
+        ("free", {}, Slo()),
+        ("free", {"x-kvrelay-ttft-s": "1.5", "x-kvrelay-tpot-s": "0.05"}, Slo(ttft_s=1.5, tpot_s=0.05)),
+        ("gold", {"x-kvrelay-ttft-s": "0"}, Slo(priority=5, share=3.0)),
+        # A request may step back, and never ahead of its tenant.
+        ("gold", {"x-kvrelay-priority": "-2"}, Slo(ttft_s=0.5, priority=-2, share=3.0)),
+        ("free", {"x-kvrelay-priority": "9"}, Slo()),
+    ],
+)
+def test_headers_win_over_tenants_and_those_over_the_router(tenant: str, headers: dict[str, str], slo: Slo) -> None:
+    assert Promises(CONFIG, frozenset({"gold", "free"})).of(tenant, headers) == slo
+
+
+@pytest.mark.parametrize("text", ["soon", "nan", "inf", "-1", "1e9", ""])
+def test_a_header_that_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(BadRequest, match="x-kvrelay-ttft-s"):
+        Promises(Config(), frozenset()).of("", {"x-kvrelay-ttft-s": text})
+
+
+def test_a_tenant_without_a_key_is_an_error_that_says_what_to_add() -> None:
+    with pytest.raises(Misconfigured, match=r"tenants.gold has no key in router.api_keys; add gold:KEY there"):
+        Promises(CONFIG, frozenset({"free"}))
+
+
+def test_tenants_are_written_and_read_as_toml() -> None:
+    assert parse(render(CONFIG)) == CONFIG
+    with pytest.raises(Misconfigured, match="did you mean 'share'"):
+        parse("[tenants.gold]\nshar = 2")
+
+
+async def test_a_bad_header_is_a_400(cluster: Cluster) -> None:
+    await cluster.split()
+    headers = {"x-kvrelay-tpot-s": "fast"}
+    async with cluster.http.post("/v1/completions", json={"model": "tiny", "prompt": "x"}, headers=headers) as response:
+        assert response.status == 400
+        assert (await response.json())["error"]["param"] == "x-kvrelay-tpot-s"
+
+
+async def test_a_request_waits_for_its_turn_and_is_answered(cluster: Cluster) -> None:
+    """More prompts at once than P and its queue take, with room for all in the router."""
+    prefill, decode = await cluster.split()
+    answers = await asyncio.gather(*(cluster.complete(max_tokens=500) for _ in range(12)))
+    assert len(answers) == 12
+    assert (len(prefill.bodies()), len(decode.bodies())) == (12, 12)
