@@ -8,7 +8,7 @@ from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.flight import Ask
 from kvrelay.policy.route import Path
 from kvrelay.types import RequestFacts, Role
-from tests.fleet.values import store, worker
+from tests.fleet.values import begun, store, worker
 
 
 def fleet(*, convert: bool = False) -> Brain:
@@ -29,7 +29,7 @@ def test_in_a_rolling_upgrade_every_request_stays_within_one_revision() -> None:
             brain.register_worker(worker(f"{role.value}-{weights}", role, weights=weights), 0.0)
     pairs: Counter[tuple[str, str]] = Counter()
     for number in range(20):
-        plan = brain.begin(ask(number), 0.0)
+        plan = begun(brain, ask(number))
         assert plan.path is Path.REMOTE_PREFILL
         pairs[plan.prefills[0].worker, brain.decode_order(f"r{number}", 0.0).worker] += 1
     assert set(pairs) == {("prefill-old", "decode-old"), ("prefill-new", "decode-new")}
@@ -39,7 +39,7 @@ def test_a_decode_worker_that_nobody_understands_computes_its_prompts_itself() -
     brain = fleet()
     brain.register_worker(worker("p", Role.PREFILL, weights="old"), 0.0)
     brain.register_worker(worker("d", Role.DECODE, weights="new"), 0.0)
-    plan = brain.begin(ask(1), 0.0)
+    plan = begun(brain, ask(1))
     assert (plan.path, plan.local_reason) == (Path.LOCAL, "no_pair")
 
 
@@ -49,7 +49,7 @@ def test_a_like_pair_is_preferred_to_one_that_converts() -> None:
     brain.register_worker(worker("p-unlike", Role.PREFILL, dtype="float32"), 0.0)
     brain.register_worker(worker("p-like", Role.PREFILL), 0.0)
     for number in range(5):
-        assert brain.begin(ask(number), 0.0).prefills[0].worker == "p-like"
+        assert begun(brain, ask(number)).prefills[0].worker == "p-like"
         assert brain.decode_order(f"r{number}", 0.0).page_dtypes == ()
 
 
@@ -58,7 +58,7 @@ def test_without_a_like_pair_d_is_told_which_type_to_convert() -> None:
     brain.register_store(store("s2", "127.0.0.1:9002"), 0.0)
     brain.register_worker(worker("d", Role.DECODE, store="s2"), 0.0)
     brain.register_worker(worker("p", Role.PREFILL, dtype="float32"), 0.0)
-    plan = brain.begin(ask(1), 0.0)
+    plan = begun(brain, ask(1))
     assert plan.prefills[0].push_to == "127.0.0.1:9002"
     order = brain.decode_order("r1", 0.0)
     assert (order.page_dtypes, order.home) == (("float32",), None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from kvrelay.fleet.brain import Brain
+from kvrelay.fleet.flight import Ask, Plan
 from kvrelay.identity import NAMING_VERSION
 from kvrelay.types import Engine, Fingerprint, PageFormat, PageName, Role, StoreInfo, WorkerInfo
 
@@ -51,3 +53,10 @@ def store(name: str = "s1", address: str = "127.0.0.1:9001", incarnation: str = 
 def names(*numbers: int) -> list[PageName]:
     """Page names that are as good as any."""
     return [PageName(number.to_bytes(16, "little")) for number in numbers]
+
+
+def begun(brain: Brain, ask: Ask, now: float = 0.0) -> Plan:
+    """The plan of a request that gets in at once."""
+    plan = brain.begin(ask, now)
+    assert isinstance(plan, Plan), f"{plan!r} where a plan was expected"
+    return plan
