@@ -202,6 +202,8 @@ async def run_store(
     ready: Callable[[StoreInfo], None] | None = None,
 ) -> None:
     """Serve until cancelled. Raises ``Misconfigured``, also when an address is taken."""
+    if Transport.LOCAL in config.store.transports:
+        raise Misconfigured("store.transports: local is what needs no transport; leave it out")
     if is_everywhere(config.store.peer_host) and not config.store.advertise:
         raise Misconfigured("store.peer_host means every address: set store.advertise to the one that others can reach")
     check_codecs(config.store)

@@ -89,6 +89,12 @@ class Outbound:
         """What is known of the paths to the peer."""
         return [] if self._paths is None else self._paths.reports(self.address)
 
+    @property
+    def bytes_per_s(self) -> float | None:
+        """How fast the path that is taken was in its test; None before that."""
+        best = self._paths.best if self._paths is not None else None
+        return None if best is None else best.score.bytes_per_s
+
     async def run(self) -> None:
         """Dial and serve the pushes until the link breaks; then fail those that are left."""
         problem = "its store is stopping"

@@ -71,7 +71,7 @@ class Peers:
     @property
     def reports(self) -> list[LinkReport]:
         """What is known of the ways to all peers."""
-        return [report for link in self._links.values() for report in link.reports]
+        return [report for link in self._links.values() if not link.is_over for report in link.reports]
 
     def meet(self, addresses: Iterable[str]) -> None:
         """Other stores of the cluster: have a link to each, and its paths tested, before the first push."""

@@ -13,14 +13,14 @@ from typing import NamedTuple
 import numpy as np
 
 from kvrelay.errors import Malformed
-from kvrelay.protocol import PushOpen, PushPages, PushWanted, Segment, Segments
+from kvrelay.protocol import PushOpen, PushPages, PushWanted, Segment, Segments, Written
 from kvrelay.store.arena import Arena, Bools, Ints
 from kvrelay.store.catalog import Catalog
 from kvrelay.store.page import Page
 from kvrelay.store.passage import Passage
 from kvrelay.store.shelf import Shelf
 from kvrelay.store.transfers import Transfer
-from kvrelay.types import Codec, PageFormat, PageName, SlotRef
+from kvrelay.types import Codec, PageFormat, PageName, SlotRef, Transport
 
 BATCH_BYTES = 4 << 20
 """Payload of one message: long enough to hide its cost, short enough that pushes to one peer take turns."""
@@ -53,6 +53,17 @@ class Batch:
     @property
     def views(self) -> list[memoryview]:
         return [run.view for run in self.runs]
+
+    def written(self, transport: Transport) -> Written:
+        """What its receiver is told once it was written into the slots that were lent for it."""
+        message = self.message
+        return Written(
+            transfer=message.transfer,
+            items=message.items,
+            payload_bytes=message.payload_bytes,
+            serial=message.serial,
+            transport=transport,
+        )
 
     @property
     def is_lent_slots(self) -> bool:

@@ -10,7 +10,7 @@ import asyncio
 import numpy as np
 
 from kvrelay.errors import Lost
-from kvrelay.protocol import ArenaFound, FindArena, Nudge, Probe, Probed, Written
+from kvrelay.protocol import ArenaFound, FindArena, Nudge, Probe, Probed
 from kvrelay.store.arena import Arena, checksums
 from kvrelay.store.paths.agent import Agent, Runs, Write
 from kvrelay.store.paths.line import Line
@@ -69,15 +69,7 @@ class OneSided:
             if run.target is not None
         ]
         await self._write(_runs(here), _runs(there))
-        message = batch.message
-        written = Written(
-            transfer=message.transfer,
-            items=message.items,
-            payload_bytes=message.payload_bytes,
-            serial=message.serial,
-            transport=self.transport,
-        )
-        await self._line.confirmed(written)
+        await self._line.confirmed(batch.written(self.transport))
         return 0
 
     async def _address(self, arena: Arena) -> int:

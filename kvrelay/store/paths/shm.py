@@ -11,7 +11,7 @@ from pathlib import Path as FilePath
 from kvrelay import channel
 from kvrelay.channel import Channel
 from kvrelay.errors import Incompatible, Lost, Malformed
-from kvrelay.protocol import ArenaFound, FindArena, Met, Probe, Probed, Written
+from kvrelay.protocol import ArenaFound, FindArena, Met, Probe, Probed
 from kvrelay.store.arena import Arena, checksums
 from kvrelay.store.paths.line import Line
 from kvrelay.store.push import Batch
@@ -62,15 +62,7 @@ class SharedMemory:
         if self._link.over.done():
             raise Lost(f"the arenas of {self._line.link.peer} are not mapped any more")
         _copy(batch, await self._arena(batch.arena.format))
-        message = batch.message
-        written = Written(
-            transfer=message.transfer,
-            items=message.items,
-            payload_bytes=message.payload_bytes,
-            serial=message.serial,
-            transport=self.transport,
-        )
-        await self._line.confirmed(written)
+        await self._line.confirmed(batch.written(self.transport))
         return 0
 
     async def _arena(self, format: PageFormat) -> Arena:
