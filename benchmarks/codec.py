@@ -1,6 +1,6 @@
 """What the codecs of slow links save, cost and lose on the KV of a real model.
 
-Run:  python -m benchmarks.codec [speed] [loss]     (SmolLM2 through transformers on one core; five minutes for both)
+Run:  python -m benchmarks.codec [speed] [loss]     (SmolLM2 through transformers on one core; two minutes for both)
 """
 
 from __future__ import annotations

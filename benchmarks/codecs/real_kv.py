@@ -44,26 +44,26 @@ class RealModel:
         step = (len(ids) - tokens) // count
         return [ids[number * step : number * step + tokens] for number in range(count)]
 
-    def prefill(self, prompt: list[int]) -> torch.Tensor:
-        """The prompt's KV: ``[layer, kv_head, K|V, token, head_dim]``."""
+    def prefill(self, prompts: list[list[int]]) -> torch.Tensor:
+        """KV of prompts of one length: ``[prompt, layer, kv_head, K|V, token, head_dim]``."""
         with torch.inference_mode():
-            cache = self.model(torch.tensor([prompt]), use_cache=True, logits_to_keep=1).past_key_values
-        return torch.stack([torch.stack([layer.keys[0], layer.values[0]], 1) for layer in cache.layers])
+            cache = self.model(torch.tensor(prompts), use_cache=True, logits_to_keep=1).past_key_values
+        return torch.stack([torch.stack([layer.keys, layer.values], 2) for layer in cache.layers], 1)
 
-    def logprobs(self, kv: torch.Tensor, tokens: list[int]) -> torch.Tensor:
-        """``[token, vocabulary]``: of what follows each of ``tokens``, which themselves follow ``kv``."""
+    def logprobs(self, kv: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """``[prompt, token, vocabulary]``: of what follows each of ``tokens``, which themselves follow ``kv``."""
         return self._forward(_cache(kv), tokens).log_softmax(-1)
 
-    def greedy(self, kv: torch.Tensor, last: int, count: int) -> list[int]:
-        """The ``count`` tokens that follow ``last``, which follows ``kv``."""
-        cache, tokens = _cache(kv), [last]
+    def greedy(self, kv: torch.Tensor, last: torch.Tensor, count: int) -> torch.Tensor:
+        """``[prompt, token]``: the ``count`` tokens that follow ``last`` (one a prompt), which follows ``kv``."""
+        cache, tokens = _cache(kv), [last[:, None]]
         for _ in range(count):
-            tokens.append(int(self._forward(cache, tokens[-1:])[-1].argmax()))
-        return tokens[1:]
+            tokens.append(self._forward(cache, tokens[-1])[:, -1].argmax(-1, keepdim=True))
+        return torch.cat(tokens[1:], 1)
 
-    def _forward(self, cache: Any, tokens: list[int]) -> torch.Tensor:
+    def _forward(self, cache: Any, tokens: torch.Tensor) -> torch.Tensor:
         with torch.inference_mode():
-            logits: torch.Tensor = self.model(torch.tensor([tokens]), past_key_values=cache, use_cache=True).logits[0]
+            logits: torch.Tensor = self.model(tokens, past_key_values=cache, use_cache=True).logits
         return logits.float()
 
 
@@ -71,13 +71,13 @@ def _cache(kv: torch.Tensor) -> Any:
     from transformers import DynamicCache
 
     cache = DynamicCache()
-    for number, layer in enumerate(kv):
-        cache.update(layer[None, :, 0].clone(), layer[None, :, 1].clone(), number)
+    for number in range(kv.shape[1]):
+        cache.update(kv[:, number, :, 0].clone(), kv[:, number, :, 1].clone(), number)
     return cache
 
 
 def pages_of(kv: torch.Tensor) -> Iterator[Bytes]:
-    """Canonical pages of ``kv``; the last one may be partial."""
+    """Canonical pages of the KV of one prompt; the last one may be partial."""
     for start in range(0, kv.shape[3], PAGE_TOKENS):
         page = kv[:, :, :, start : start + PAGE_TOKENS].contiguous()
         yield page.view(torch.uint8).numpy().reshape(-1)

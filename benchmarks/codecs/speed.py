@@ -27,7 +27,7 @@ class Way(NamedTuple):
 
 def batches(model: RealModel) -> list[bytes]:
     """Layers of real pages, in messages as a store sends them."""
-    kv = model.prefill(model.prompts(1, TOKENS)[0])
+    kv = model.prefill(model.prompts(1, TOKENS))[0]
     pages = np.concatenate([page.reshape(model.format.layers, -1) for page in pages_of(kv)])
     together = BATCH_BYTES // model.format.segment_bytes
     return [pages[start : start + together].tobytes() for start in range(0, len(pages), together)]

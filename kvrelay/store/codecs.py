@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -28,28 +29,41 @@ THREADS = 2
 class Codecs:
     """Which codec to propose for a push, and which ones to take."""
 
-    def __init__(self, config: StoreConfig, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        config: StoreConfig,
+        clock: Callable[[], float],
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+    ) -> None:
         self._config = config
         self._clock = clock
         self.speeds: dict[str, list[CodecSpeed]] = {}
-        """By dtype of pages; nothing before ``measure``."""
+        """By dtype of pages, once it is known."""
+        self._spawn = spawn
         self._paces: dict[tuple[Codec, str], Pace] = {}
         self._threads = asyncio.Semaphore(THREADS)
 
     def __repr__(self) -> str:
         return f"<Codecs {self._config.codec}, {sum(map(len, self.speeds.values()))} measured>"
 
-    def measure(self) -> None:
-        """Find out how fast this machine is; some 50 ms of one core, on a thread. Until then all travels raw."""
-        candidates = [] if self._config.codec == "raw" else [Codec.LOSSLESS, self._config.lossy]
-        able = [codec for codec in candidates if codec is not None and usable(codec)]
-        self.speeds = {dtype: [_speed(codec, dtype) for codec in able] for dtype in DTYPE_BYTES}
+    def measure(self, dtype: str) -> None:
+        """Find out how fast this machine is: some 10 ms of one core, on a thread."""
+        candidates = [codec for codec in (Codec.LOSSLESS, self._config.lossy) if codec is not None]
+        self.speeds[dtype] = [_speed(codec, dtype) for codec in candidates if usable(codec)]
 
     def propose(self, format: PageFormat, size_bytes: int, link_bytes_s: float | None, present: Codec) -> Codec:
-        """The codec for a push of ``size_bytes`` over a link of that speed (None: not known)."""
+        """The codec for a push of ``size_bytes`` over a link of that speed (None: not known).
+
+        The first one is RAW: it is when a codec is first thought of that its speed is measured.
+        """
         if self._config.codec == "lossless":
             return Codec.LOSSLESS
-        speeds = [self._now(speed, format.dtype) for speed in self.speeds.get(format.dtype, [])]
+        if link_bytes_s is None or self._config.codec == "raw":
+            return Codec.RAW
+        if format.dtype not in self.speeds:
+            self.speeds[format.dtype] = []
+            self._spawn(asyncio.to_thread(self.measure, format.dtype))
+        speeds = [self._now(speed, format.dtype) for speed in self.speeds[format.dtype]]
         return choose_codec(link_bytes_s, size_bytes, speeds, format.lossy, present).codec
 
     def accept(self, proposed: Codec, format: PageFormat) -> Codec:

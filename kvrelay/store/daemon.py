@@ -64,7 +64,7 @@ class StoreDaemon:
         self._tasks = asyncio.TaskGroup()
         self._probes = probing_ground(epoch)
         self._agent = _agent(config.store, f"{name}/{epoch:x}")
-        self.codecs = Codecs(config.store, self._loop.time)
+        self.codecs = Codecs(config.store, self._loop.time, self._spawn)
         self.peers = Peers(
             self.keeper,
             config.store,
@@ -93,7 +93,6 @@ class StoreDaemon:
                     self._spawn(listener.run())
                 self._spawn(self._feed.run())
                 self._spawn(self._tick())
-                self._spawn(asyncio.to_thread(self.codecs.measure))
                 ready(self.info)
         finally:
             for fd in self._watched:
