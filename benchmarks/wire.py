@@ -32,7 +32,6 @@ async def _one(service: Kvrelay, prompt: list[int]) -> dict[str, float]:
         "cold_bytes": moved["bytes"],
         "left_share": moved["late_bytes"] / moved["bytes"],
         "arrived_after_answer_ms": ms(events["arrived"] - events["prefill_finished"]),
-        "gb_per_s": moved["gb_per_s"],
         "warm_share": warm["transfer"]["bytes"] / moved["bytes"],
     }
 
