@@ -33,7 +33,7 @@ lint: install $(VENV)/.dev
 	@$(BIN)/mypy
 
 bench: install bench-handoff ## run every benchmark: half an hour, on a machine that does nothing else
-	@for name in naming store; do echo "== $$name"; $(BIN)/python -m benchmarks.$$name || exit 1; done
+	@for name in naming codec chunks; do echo "== $$name"; $(BIN)/python -m benchmarks.$$name || exit 1; done
 
 bench-handoff: install ## measure the hand-off beside vLLM's own, print one table; QUICK=1 takes a third of the time
 	@$(BIN)/python -m benchmarks.handoff $(if $(QUICK),--quick) $(STAGES)

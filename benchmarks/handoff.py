@@ -10,14 +10,16 @@ import argparse
 import asyncio
 import datetime
 import json
+import os
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from benchmarks import exposed, interference, load, overhead, shaped, wire
+from benchmarks import exposed, interference, load, overhead, shaped, store, wire
 from benchmarks.handoff_table import render, rows
 from benchmarks.machine import describe
+from benchmarks.peers.environment import NIXL, peer_python
 from benchmarks.peers.nixl import Direction, nixl
 from benchmarks.progress import Say, say_with_clock
 from benchmarks.split import Split, config, kvrelay
@@ -92,6 +94,28 @@ async def _link(_size: Size, say: Say) -> dict[str, Any]:
     return figures
 
 
+async def _arena(_size: Size, say: Say) -> dict[str, Any]:
+    taken_s = await asyncio.to_thread(store.measure)
+    figures = {f"{name}_ms": round(1e3 * seconds, 3) for name, seconds in taken_s.items()}
+    say(f"one store: {figures}")
+    return figures
+
+
+async def _transports(_size: Size, say: Say) -> dict[str, Any]:
+    """In the peer's environment, which has NIXL beside the product's packages."""
+    python = peer_python("nixl", NIXL, say)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+    child = await asyncio.create_subprocess_exec(
+        python, "-m", "benchmarks.transports", stdout=asyncio.subprocess.PIPE, env=environment
+    )
+    output, _ = await child.communicate()
+    if child.returncode:
+        raise RuntimeError(f"benchmarks.transports ended with {child.returncode}")
+    figures: dict[str, Any] = json.loads(output.splitlines()[-1])
+    say(f"store to store, GB/s: {figures}")
+    return figures
+
+
 Stage = Callable[[Size, Say], Coroutine[Any, Any, dict[str, Any]]]
 
 STAGES: dict[str, Stage] = {
@@ -101,6 +125,8 @@ STAGES: dict[str, Stage] = {
     "overhead": _overhead,
     "stores": _stores,
     "link": _link,
+    "arena": _arena,
+    "transports": _transports,
 }
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import msgspec
-
 from kvrelay.types import Value
 
 _PEERS = ("pull", "push")
@@ -27,7 +25,7 @@ Figures = dict[str, Any]
 
 def rows(found: Figures) -> list[Row]:
     """The rows of every stage in ``found``; a stage that did not run gives none."""
-    makers = (_exposed, _load, _wire, _overhead, _itl, _idle, _link, _ready_made)
+    makers = (_exposed, _load, _wire, _overhead, _itl, _idle, _link, _arena, _transports)
     return [row for make in makers for row in make(found)]
 
 
@@ -151,10 +149,52 @@ def _link(found: Figures) -> Iterator[Row]:
         )
 
 
-def _ready_made(found: Figures) -> Iterator[Row]:
-    """Rows that a stage wrote itself, under ``rows``."""
-    for stage in found.values():
-        yield from msgspec.convert(stage.get("rows", []), list[Row])
+def _arena(found: Figures) -> Iterator[Row]:
+    figures = found.get("arena")
+    if figures is None:
+        return
+    for act in ("put", "get"):
+        share = figures["copy_ms"] / figures[f"{act}_ms"]
+        yield Row(
+            what=f"arena, {act} against memcpy",
+            peer="-",
+            ours=f"{share:.2f}",
+            target=">= 0.6",
+            met=share >= 0.6,
+        )
+    yield Row(
+        what="exists, 200 names, local",
+        peer="-",
+        ours=f"{figures['exists_ms']:.3f} ms",
+        target="<= 0.3 ms",
+        met=figures["exists_ms"] <= 0.3,
+    )
+
+
+_LEAST_GB_PER_S = {"64 MB": ("tcp, one stream", 2.5), "1,024 x 16 KiB": ("tcp", 1.5)}
+
+
+def _transports(found: Figures) -> Iterator[Row]:
+    for load, (transport, least) in _LEAST_GB_PER_S.items():
+        speeds = found.get("transports", {}).get(load)
+        if speeds is None:
+            continue
+        raw = speeds.get("NIXL alone")
+        yield Row(
+            what=f"{load}, store to store, {transport}, loopback",
+            peer="-",
+            ours=f"{speeds[transport]:g} GB/s",
+            target=f">= {least:g} GB/s",
+            met=speeds[transport] >= least,
+        )
+        if raw is not None:
+            yield Row(
+                what=f"{load}, store to store over NIXL / NIXL alone",
+                peer=f"NIXL alone {raw:g} GB/s",
+                ours=f"{speeds['nixl'] / raw:.2f}",
+                target=">= 0.8",
+                met=speeds["nixl"] / raw >= 0.8,
+            )
 
 
 def render(table: Sequence[Row]) -> str:

@@ -43,9 +43,12 @@ def test_one_byte_of_a_warm_prompt_misses_the_target() -> None:
     assert (left.met, warm.met) == (True, False)
 
 
-def test_a_stage_may_write_its_rows_itself() -> None:
-    row = {"what": "64 MB", "peer": "1.1 GB/s", "ours": "2.6 GB/s", "target": ">= 2.5 GB/s", "met": True}
-    assert [made.what for made in rows({"store": {"took_s": 3, "rows": [row]}})] == ["64 MB"]
+def test_nixl_is_held_against_nixl_alone_and_left_out_where_it_is_not() -> None:
+    speeds = {"64 MB": {"tcp, one stream": 2.6, "nixl": 4.5, "NIXL alone": 5.0}}
+    tcp, over_nixl = rows({"transports": speeds})
+    assert (tcp.met, over_nixl.ours, over_nixl.met) == (True, "0.90", True)
+    del speeds["64 MB"]["NIXL alone"]
+    assert len(rows({"transports": speeds})) == 1
 
 
 def test_what_missed_its_target_says_so() -> None:

@@ -1,0 +1,35 @@
+"""Speeds of all transports as JSON on stdout. Runs in the environment of a peer, which has NIXL."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+from collections.abc import Sequence
+
+from benchmarks import links
+from benchmarks.links import LOADS, Load
+from kvrelay.types import Transport
+
+ONE_STREAM = "tcp, one stream"
+
+
+def speeds(load: Load) -> dict[str, float]:
+    """Median GB/s of each transport, store to store, and of NIXL alone."""
+    seconds = {ONE_STREAM: asyncio.run(links.measure(Transport.TCP, load, streams=1))}
+    seconds |= {str(transport): asyncio.run(links.measure(transport, load)) for transport in links.TRANSPORTS}
+    if Transport.NIXL in links.TRANSPORTS:
+        seconds["NIXL alone"] = links.raw_nixl(load)
+    return {name: _gb_per_s(load, each) for name, each in seconds.items()}
+
+
+def _gb_per_s(load: Load, seconds: Sequence[float]) -> float:
+    return round(load.size_bytes / statistics.median(seconds) / 1e9, 2)
+
+
+def main() -> None:
+    print(json.dumps({load.what: speeds(load) for load in LOADS}))
+
+
+if __name__ == "__main__":
+    main()
