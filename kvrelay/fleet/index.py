@@ -168,9 +168,7 @@ class PageIndex:
         if known is None or known.incarnation != incarnation:
             return 0
         held = self.find(names).at(holder)
-        while held < len(names) and names[held] in known.sent:
-            held += 1
-        return held
+        return held + known.sent.prefix(names, held)
 
     # ------------------------------------------------------------ time
 

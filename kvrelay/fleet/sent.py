@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from itertools import islice, takewhile
 
 from kvrelay.types import PageName
 
@@ -27,9 +28,6 @@ class SentPages:
     def __len__(self) -> int:
         return len(self._names)
 
-    def __contains__(self, name: PageName) -> bool:
-        return name in self._names
-
     def add(self, names: Sequence[PageName]) -> None:
         # Deepest first, so that a chain's root is the last to be forgotten: pages without their parents are no prefix.
         for name in reversed(names):
@@ -38,12 +36,9 @@ class SentPages:
         while len(self._names) > self._limit:
             self._names.popitem(last=False)
 
-    def prefix(self, names: Sequence[PageName]) -> int:
-        """How many of ``names``, from the first on, were sent here."""
-        for count, name in enumerate(names):
-            if name not in self._names:
-                return count
-        return len(names)
+    def prefix(self, names: Sequence[PageName], begin: int = 0) -> int:
+        """How many of ``names``, from ``begin`` on, were sent here, one after the other."""
+        return sum(1 for _ in takewhile(self._names.__contains__, islice(names, begin, None)))
 
     def settle(self, names: Iterable[PageName]) -> None:
         """The worker said itself what became of ``names``."""
