@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install -qq --no-deps --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up test check lint bench bench-handoff docs reference lock clean
+.PHONY: help install demo up test check lint bench bench-handoff bench-index docs reference lock clean
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-builtin-rules
 
@@ -34,6 +34,9 @@ lint: install $(VENV)/.dev
 
 bench: install bench-handoff ## run every benchmark: half an hour, on a machine that does nothing else
 	@for name in naming codec chunks; do echo "== $$name"; $(BIN)/python -m benchmarks.$$name || exit 1; done
+
+bench-index: install ## measure the router's index beside Dynamo's
+	@$(BIN)/python -m benchmarks.index
 
 bench-handoff: install ## measure the hand-off beside vLLM's own, print one table; QUICK=1 takes a third of the time
 	@$(BIN)/python -m benchmarks.handoff $(if $(QUICK),--quick) $(STAGES)

@@ -9,8 +9,8 @@ from operator import ne
 
 from kvrelay.types import PageName
 
-MAX_PAGES = 512
-"""A prompt crosses few of them, and a page is found inside one within 2 us."""
+MAX_PAGES = 256
+"""A prompt crosses few of them, and a page is found inside one within 1 us."""
 
 
 class Extent:

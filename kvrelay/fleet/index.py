@@ -24,8 +24,8 @@ PENDING_S = 30.0
 """How long what was sent to a worker counts when it reports what it has; it does so within a step or two."""
 GUESS_S = 600.0
 """The same for a worker that reports nothing."""
-SWEPT_EXTENTS = 64
-"""Extents a ``tick`` cleans: 2 ms at most."""
+SWEPT_EXTENTS = 128
+"""Extents a ``tick`` cleans: some ms at most."""
 
 
 def store_key(name: str) -> str:

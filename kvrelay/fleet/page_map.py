@@ -116,6 +116,8 @@ class PageMap:
                 if not here:
                     return runs
                 at = _end_of_run(masks, at)
+                if runs and runs[-1].mask == here:
+                    runs.pop()
                 runs.append(Run(begin + at, here))
         return runs
 
@@ -248,6 +250,8 @@ def _end_of_run(masks: list[int], begin: int) -> int:
     """Index of the first mask after ``begin`` that is another; counting and comparing slices are loops of C."""
     mask = masks[begin]
     length = masks.count(mask)
+    if length == len(masks):
+        return length
     if masks[begin : begin + length] == [mask] * length:
         return begin + length
     return next((at for at in range(begin + 1, len(masks)) if masks[at] != mask), len(masks))

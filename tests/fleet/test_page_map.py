@@ -43,7 +43,7 @@ def test_a_prompt_that_leaves_a_known_chain_is_found_up_to_there_and_on_in_its_o
     place = pages.open()
     pages.store(place, names(*range(100)))
     pages.store(place, names(*range(50), *range(500, 550)))
-    assert pages.find(names(*range(50), *range(500, 550), 7)) == [Run(50, place), Run(100, place), Run(101, place)]
+    assert pages.find(names(*range(50), *range(500, 550), 7)) == [Run(101, place)]
     assert held(pages, place, names(*range(50), *range(500, 560))) == 100
 
 
