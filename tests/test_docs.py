@@ -74,7 +74,7 @@ def problem_with(words: list[str]) -> str | None:
 
 
 def unknown_target(words: list[str]) -> str | None:
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     return next((word for word in words if "=" not in word and word not in targets), None)
 
 
