@@ -123,7 +123,7 @@ def _copy(body: memoryview, out: Bytes) -> None:
 #
 # Sign and exponent of neighbouring elements are alike; mantissas are noise. So the highest byte of every element goes
 # through an entropy coder, and the others travel as they are. Matches are rare: a hash table of 64 entries finds as
-# much as the default one, at less than half the time (docs/decisions/0009).
+# much as the default one, at less than half the time (docs/decisions/0011).
 
 
 def _packer() -> Any:

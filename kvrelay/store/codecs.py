@@ -99,7 +99,7 @@ def check_codecs(config: StoreConfig) -> None:
 
 
 def _speed(codec: Codec, dtype: str) -> CodecSpeed:
-    """Measured on normal numbers, which pack as real KV does (docs/decisions/0009)."""
+    """Measured on normal numbers, which pack as real KV does (docs/decisions/0011)."""
     sample = _sample(dtype)
     runs = [Run(memoryview(sample), _RUN_ELEMENTS * DTYPE_BYTES[dtype])]
     payload = b"".join(encode(codec, runs, dtype))
