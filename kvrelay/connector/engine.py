@@ -110,7 +110,8 @@ def _refusals(vllm_config: Any, kv_cache_config: Any, page_tokens: int) -> list[
         ),
         (
             dtype not in DTYPE_BYTES,
-            f"KV cache dtype {dtype} is not supported; use one of {', '.join(DTYPE_BYTES)} (--kv-cache-dtype auto)",
+            f"KV cache dtype {vllm_config.cache_config.cache_dtype} ({dtype}) is not supported: a page has no place "
+            f"for scales; use --kv-cache-dtype auto with --dtype {', '.join(DTYPE_BYTES)}",
         ),
         (
             block_tokens % page_tokens != 0 and page_tokens % block_tokens != 0,
