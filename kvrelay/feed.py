@@ -150,6 +150,7 @@ class RouterLine:
                 await self._send_next(link)
             elif (pages := self._next_pages(loop.time())) is not None:
                 await link.send(pages, stall_s=self._stall_s)
+                await asyncio.sleep(0)  # of a snapshot there are many more
             else:
                 await self._wait(beat_at, loop.time())
 

@@ -3,6 +3,7 @@ link that did not register first, nor one that speaks for another member."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable
 from urllib.parse import urlsplit
 
@@ -60,6 +61,7 @@ class FeedServer:
                 await self._ask(channel, self._brain.pages_wanted(member, self._clock()))
                 while True:
                     await self._ask(channel, self._take(member, await channel.recv()))
+                    await asyncio.sleep(0)  # a snapshot is many messages at once: streams go on between them
                     told = await self._tell(channel, member, told)
             finally:
                 self._brain.link(member, -1)

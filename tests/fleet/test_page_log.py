@@ -126,6 +126,20 @@ def test_what_changes_while_a_snapshot_is_read_is_told_after_it(monkeypatch: pyt
     assert known == set(names(99, *range(20, 35)))
 
 
+def test_more_changes_at_once_than_are_kept_are_a_snapshot_for_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_log, "MAX_KEPT", 100)
+    log = PageLog("i1")
+    log.store(names(*range(50)), HBM)
+    reader, known = log.follow(0), set[PageName]()
+    learn(known, unread(reader))
+    log.store(names(*range(1000)), HBM)
+    log.remove(names(7), HBM)
+    messages = unread(reader)
+    assert isinstance(messages[0], PageSnapshot)
+    learn(known, messages)
+    assert known == set(names(*(number for number in range(1000) if number != 7)))
+
+
 STEP = st.tuples(st.sampled_from(["store", "remove", "clear", "read", "lose"]), st.lists(st.integers(0, 9), max_size=4))
 
 
