@@ -17,6 +17,8 @@ from kvrelay.deploy.local import LocalCluster
 from kvrelay.deploy.model import fetch
 from kvrelay.deploy.ports import free_port
 from kvrelay.deploy.server import plain_engine
+from kvrelay.deploy.tiny import make_tiny
+from tests.serving import tiny
 from tests.serving.probe import Probe
 
 CHUNK = 256
@@ -71,6 +73,20 @@ async def baseline(
 ) -> AsyncIterator[Baseline]:
     spec = engine_spec(config(), model, port=free_port(), cpus=(0,))
     async with plain_engine(spec, tmp_path_factory.mktemp("baseline") / "log") as engine:
+        yield Baseline(engine.url, http)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny(tmp_path_factory.mktemp("tiny"), tiny.SHAPE)
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def tiny_baseline(
+    tiny_model: Path, http: aiohttp.ClientSession, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Baseline]:
+    spec = engine_spec(tiny.config(arena_pages=1, kv_blocks=1024), tiny_model, port=free_port(), cpus=(0,))
+    async with plain_engine(spec, tmp_path_factory.mktemp("tiny-baseline") / "log") as engine:
         yield Baseline(engine.url, http)
 
 
