@@ -11,17 +11,20 @@ import statistics
 import time
 from collections import deque
 from pathlib import Path
+from typing import NamedTuple
 
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.flight import Ask, Plan
 from kvrelay.identity import name_pages, root_name
-from kvrelay.types import Engine, Fingerprint, PageFormat, PageName, RequestFacts, Role, StoreInfo, WorkerInfo
+from kvrelay.protocol import PageChange, PageEvents, PageSnapshot
+from kvrelay.types import Engine, Fingerprint, Medium, PageFormat, PageName, RequestFacts, Role, StoreInfo, WorkerInfo
 
 POOLS = ((1, 1), (8, 8), (64, 64))
 PROMPT_TOKENS = 10_000
 SHARED_TOKENS = 8_000
 """Prefix that a prompt shares with one in eight of the others."""
 ROUNDS = 2000
+PREFILLING = 64
 RUNNING = 256
 RESULTS = Path(__file__).parent / "results" / "decision.json"
 
@@ -43,6 +46,37 @@ def fleet(prefill: int, decode: int) -> Brain:
     return brain
 
 
+class Reports:
+    """Every worker and store tells the router what it holds, as their feeds do."""
+
+    def __init__(self, brain: Brain) -> None:
+        self._brain = brain
+        self._sequences: dict[str, int] = {}
+
+    def __repr__(self) -> str:
+        return f"<Reports of {len(self._sequences)} holders>"
+
+    def got(self, member: WorkerInfo | StoreInfo, names: tuple[PageName, ...], now: float) -> None:
+        """``member`` has all pages of a prompt."""
+        kind = type(member).__name__
+        sequence = self._sequences.get(kind + member.name, 0)
+        medium = Medium.HBM if isinstance(member, WorkerInfo) else Medium.MEMORY
+        if sequence == 0:
+            empty = PageSnapshot(incarnation="1", sequence=0, part=0, last=True, medium=medium, names=[])
+            self._brain.pages(member, empty, now)
+        self._sequences[kind + member.name] = sequence + 1
+        change = PageChange(medium, [], list(names))
+        self._brain.pages(member, PageEvents(incarnation="1", sequence=sequence + 1, changes=[change]), now)
+
+    def served(self, prefill: str, decode: str, names: tuple[PageName, ...], now: float) -> None:
+        """A request went from ``prefill`` to ``decode``: both engines and both stores have its prompt."""
+        fleet = self._brain.fleet
+        for name in {prefill, decode}:
+            for member in (fleet.workers.get(name), fleet.stores.get(name)):
+                if member is not None:
+                    self.got(member.info, names, now)
+
+
 def prompts() -> list[tuple[PageName, ...]]:
     root = root_name(PRINT)
     chains = []
@@ -54,15 +88,14 @@ def prompts() -> list[tuple[PageName, ...]]:
 
 
 def decide_s(prefill: int, decode: int) -> list[float]:
-    """Time of each decision, with ``RUNNING`` requests in flight."""
+    """Time of each decision, with ``PREFILLING`` prompts and ``RUNNING`` requests in flight."""
     brain, chains, chance = fleet(prefill, decode), prompts(), random.Random(1)
-    running: deque[tuple[str, int]] = deque()
+    reports, reading, running = Reports(brain), deque[Leg](), deque[str]()
     times, now = [], 0.0
     for number in range(ROUNDS + RUNNING):
         now += 0.02
-        name = f"r{number}"
         facts = RequestFacts(
-            request_id=name,
+            request_id=f"r{number}",
             model="model",
             prompt_tokens=(PROMPT_TOKENS,),
             max_tokens=500,
@@ -73,15 +106,31 @@ def decide_s(prefill: int, decode: int) -> list[float]:
         plan = brain.begin(ask, now)
         times.append(time.perf_counter() - begin)
         assert isinstance(plan, Plan), "nobody waits here"
-        running.append((name, len(plan.prefills)))
+        reading.append(Leg(facts.request_id, plan.prefills[0].worker if plan.prefills else "", facts.page_names[0]))
+        if len(reading) > PREFILLING:
+            running.append(_write(brain, reports, reading.popleft(), now))
         if len(running) > RUNNING:
-            done, legs = running.popleft()
-            for leg in range(legs):
-                brain.prefill_finished(done, leg, 0, now)
-            brain.decode_order(done, now)
-            brain.first_token(done, now)
-            brain.finish(done, status=200, output_tokens=100, now=now)
+            brain.finish(running.popleft(), status=200, output_tokens=100, now=now)
     return times[RUNNING:]
+
+
+class Leg(NamedTuple):
+    """A request whose prompt is being computed."""
+
+    request_id: str
+    prefill: str
+    """Empty: its decode worker computes it."""
+    names: tuple[PageName, ...]
+
+
+def _write(brain: Brain, reports: Reports, leg: Leg, now: float) -> str:
+    """The prompt is computed and handed over, and all who have it now say so; the request's id."""
+    if leg.prefill:
+        brain.prefill_finished(leg.request_id, 0, 0, now)
+    decode = brain.decode_order(leg.request_id, now).worker
+    brain.first_token(leg.request_id, now)
+    reports.served(leg.prefill or decode, decode, leg.names, now)
+    return leg.request_id
 
 
 def main() -> None:

@@ -148,7 +148,7 @@ class Brain:
         known = [member.info.name for member in self.fleet.workers]
         self.loads.keep_only(known)
         stores = [member.info.name for member in self.fleet.stores]
-        self.loads.links.keep_only(stores)
+        self.loads.links.keep_only([*stores, *(member.info.store for member in self.fleet.workers)])
         self._holdings.keep_only(known, stores)
         self.outcomes.breakers.keep_only(known)
         self.experience.keep_only(known)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
 from kvrelay.fleet.breakers import Breakers
 from kvrelay.fleet.experience import Experience
 from kvrelay.fleet.flight import Ask, PromptLeg
-from kvrelay.fleet.ground import Ground, Grounds
+from kvrelay.fleet.ground import Ground, Grounds, Place
 from kvrelay.fleet.holdings import Holdings
 from kvrelay.fleet.loads import DecodeReservation, Loads, PrefillReservation
 from kvrelay.fleet.workers import Fleet, Handoff
-from kvrelay.policy.cost import Flags, Integers, Prompt, Readers, Ways, Writers, uncached_tokens
+from kvrelay.policy.cost import Flags, Prompt, Readers, Ways, Writers, uncached_tokens
 from kvrelay.policy.fit import Floats
-from kvrelay.policy.perf import Perf
 from kvrelay.policy.route import Decision, choose
 from kvrelay.types import PageName, Role, Value, WorkerInfo
 
@@ -118,9 +117,10 @@ class Chooser:
     def _choose(
         self, prompt: Prompt, names: Sequence[PageName], ground: Ground, pairs: Flags, own: Flags, now: float
     ) -> Pick | None:
-        readers = self._readers(ground.readers, ground.reader_stores, names, now)
-        writers = self._writers(ground, names, own, prompt, now)
-        matrices = self._loads.links.between(ground.reader_stores, ground.writer_stores)
+        depths = self._holdings.depths(names)
+        readers = self._readers(ground.reading, depths, now)
+        writers = self._writers(ground.writing, depths, own, prompt, now)
+        matrices = self._loads.links.between(ground.reading.stores, ground.writing.stores)
         decision = choose(prompt, readers, writers, Ways(pairs, *matrices))
         if decision is None:
             return None
@@ -155,36 +155,29 @@ class Chooser:
 
     # ------------------------------------------------------------ vectors
 
-    def _readers(
-        self, workers: Sequence[WorkerInfo], stores: Integers, names: Sequence[PageName], now: float
-    ) -> Readers:
-        loads, laws = self._loads, self._laws(workers)
+    def _readers(self, place: Place, depths: Mapping[str, int], now: float) -> Readers:
+        loads, names = self._loads, tuple(worker.name for worker in place.workers)
         return Readers(
-            names=tuple(worker.name for worker in workers),
-            rates=_rates([law.prefill.rates for law in laws]),
-            queue_s=_row([loads.wait_s(worker.name, now) for worker in workers]),
-            sources=self._holdings.sources(workers, stores, names),
-            last_chosen=np.array([loads.last_chosen(worker.name) for worker in workers], dtype=np.int64),
+            names=names,
+            rates=_rates([self._experience.perf(name).prefill.rates for name in names]),
+            queue_s=_row([loads.wait_s(name, now) for name in names]),
+            sources=self._holdings.sources(place, depths),
+            last_chosen=np.array([loads.last_chosen(name) for name in names], dtype=np.int64),
         )
 
-    def _laws(self, workers: Sequence[WorkerInfo]) -> list[Perf]:
-        return [self._experience.perf(worker.name) for worker in workers]
-
-    def _writers(
-        self, ground: Ground, names: Sequence[PageName], computes: Flags, prompt: Prompt, now: float
-    ) -> Writers:
-        workers, loads, laws = ground.writers, self._loads, self._laws(ground.writers)
-        readers = self._readers(workers, ground.writer_stores, names, now)
+    def _writers(self, place: Place, depths: Mapping[str, int], computes: Flags, prompt: Prompt, now: float) -> Writers:
+        loads, readers = self._loads, self._readers(place, depths, now)
+        laws = [self._experience.perf(name) for name in readers.names]
         return Writers(
             readers=readers,
             step_rates=_rates([law.step.rates for law in laws]),
             answer_s=_row([law.answer.rates[0] for law in laws]),
-            sequences=_row([loads.sequences[worker.name] for worker in workers]),
-            usual_sequences=np.maximum(1.0, _row([loads.usual_sequences(worker.name) for worker in workers])),
-            kv_tokens=_row([loads.kv_tokens[worker.name] for worker in workers]),
-            kv_capacity_tokens=_row([worker.engine.kv_tokens for worker in workers]),
+            sequences=_row([loads.sequences[name] for name in readers.names]),
+            usual_sequences=np.maximum(1.0, _row([loads.usual_sequences(name) for name in readers.names])),
+            kv_tokens=_row([loads.kv_tokens[name] for name in readers.names]),
+            kv_capacity_tokens=_row([worker.engine.kv_tokens for worker in place.workers]),
             # Those that run are, on average, half way through.
-            remaining_tokens=np.full(len(workers), prompt.output_tokens / 2),
+            remaining_tokens=np.full(len(laws), prompt.output_tokens / 2),
             stored_tokens=readers.sources[-1].tokens,
             computes=computes,
         )

@@ -9,10 +9,22 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvrelay.fleet.breakers import Breakers
+from kvrelay.fleet.index import store_key
 from kvrelay.fleet.links import Links
 from kvrelay.fleet.workers import Fleet, Handoff
 from kvrelay.policy.cost import Flags, Integers
 from kvrelay.types import WorkerInfo
+
+
+@dataclass(frozen=True)
+class Place:
+    """Workers in the order of one side of a ground."""
+
+    workers: tuple[WorkerInfo, ...]
+    stores: Integers
+    """Rows of ``Links``."""
+    store_keys: tuple[str, ...]
+    """Names of their stores in the index."""
 
 
 @dataclass(frozen=True)
@@ -23,9 +35,8 @@ class Ground:
     writers: tuple[WorkerInfo, ...]
     pairs: Flags
     """``[reader][writer]``: can hand over."""
-    reader_stores: Integers
-    """Rows of ``Links``."""
-    writer_stores: Integers
+    reading: Place
+    writing: Place
 
 
 class Grounds:
@@ -65,9 +76,13 @@ class Grounds:
             writers=writers,
             # Who converts is asked only for a writer that understands nobody without.
             pairs=like | (converts & ~like.any(axis=0)),
-            reader_stores=self._links.rows(worker.store for worker in readers),
-            writer_stores=self._links.rows(worker.store for worker in writers),
+            reading=self._place(readers),
+            writing=self._place(writers),
         )
+
+    def _place(self, workers: tuple[WorkerInfo, ...]) -> Place:
+        stores = [worker.store for worker in workers]
+        return Place(workers=workers, stores=self._links.rows(stores), store_keys=tuple(map(store_key, stores)))
 
     def keep_only(self, models: Sequence[str]) -> None:
         """Forget models that nobody serves any more."""

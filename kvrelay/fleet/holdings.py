@@ -3,14 +3,15 @@ it is a guess from what was sent where, worth its seconds in a sum."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from kvrelay.fleet.ground import Place
 from kvrelay.fleet.index import PageIndex, store_key
 from kvrelay.fleet.links import Links
 from kvrelay.fleet.workers import Fleet
-from kvrelay.policy.cost import Integers, Source
+from kvrelay.policy.cost import Source
 from kvrelay.types import PageName, StoreInfo, WorkerInfo
 
 
@@ -43,29 +44,20 @@ class Holdings:
         """Forget what those who are not known any more held."""
         self._index.keep_only([*workers, *map(store_key, stores)])
 
-    def sources(
-        self, workers: Sequence[WorkerInfo], stores: Integers, names: Sequence[PageName]
-    ) -> tuple[Source, Source]:
-        """What each worker's engine holds of the prompt, and what it could load from its node's store.
+    def depths(self, names: Sequence[PageName]) -> dict[str, int]:
+        """Leading pages of a prompt that each holder has; stores by ``store_key``."""
+        return self._index.depths(names) if names else {}
 
-        ``stores``: row of each worker's store in ``Links``.
-        """
-        nothing = np.zeros(len(workers))
-        if not names or not workers:
+    def sources(self, place: Place, depths: Mapping[str, int]) -> tuple[Source, Source]:
+        """What each worker's engine holds of the prompt, and what it could load from its node's store."""
+        workers, nothing = place.workers, np.zeros(len(place.workers))
+        if not depths or not workers:
             return Source("engine", nothing, nothing), Source("store", nothing, nothing)
         page = workers[0].engine.fingerprint.format
-        held = np.array([self._index.prefix(worker.name, worker.incarnation, names) for worker in workers])
-        by_store = {worker.store: self._stored(worker, names) for worker in workers}
-        stored = np.array([by_store[worker.store] for worker in workers])
-        restore_s = self._links.restore_s(stores, stored * page.page_bytes)
-        return (
-            Source("engine", held * float(page.page_tokens), nothing),
-            Source("store", stored * float(page.page_tokens), restore_s),
-        )
-
-    def _stored(self, worker: WorkerInfo, names: Sequence[PageName]) -> int:
-        store = self._store(worker)
-        return self._index.prefix(store_key(store.name), store.incarnation, names) if store is not None else 0
+        held = np.array([depths.get(worker.name, 0) for worker in workers], dtype=np.float64)
+        stored = np.array([depths.get(key, 0) for key in place.store_keys], dtype=np.float64)
+        restore_s = self._links.restore_s(place.stores, stored * page.page_bytes)
+        return Source("engine", held * page.page_tokens, nothing), Source("store", stored * page.page_tokens, restore_s)
 
     def _store(self, worker: WorkerInfo) -> StoreInfo | None:
         member = self._fleet.stores.get(worker.store)

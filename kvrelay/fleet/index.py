@@ -170,6 +170,14 @@ class PageIndex:
         held = self.find(names).at(holder)
         return held + known.sent.prefix(names, held)
 
+    def depths(self, names: Sequence[PageName]) -> dict[str, int]:
+        """``prefix`` of every holder that has or was sent the first page, at a fraction of the time."""
+        found = self.find(names).leading()
+        for name, holder in self._holders.items():
+            if len(holder.sent) and (more := holder.sent.prefix(names, found.get(name, 0))):
+                found[name] = found.get(name, 0) + more
+        return found
+
     # ------------------------------------------------------------ time
 
     def tick(self, now: float) -> None:

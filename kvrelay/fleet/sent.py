@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from itertools import islice, takewhile
+from itertools import islice
 
 from kvrelay.types import PageName
 
@@ -38,7 +38,11 @@ class SentPages:
 
     def prefix(self, names: Sequence[PageName], begin: int = 0) -> int:
         """How many of ``names``, from ``begin`` on, were sent here, one after the other."""
-        return sum(1 for _ in takewhile(self._names.__contains__, islice(names, begin, None)))
+        if begin >= len(names) or names[begin] not in self._names:
+            return 0
+        # No loop in Python: this is asked for every holder at every choice.
+        held = list(map(self._names.__contains__, islice(names, begin, None)))
+        return held.index(False) if False in held else len(held)
 
     def settle(self, names: Iterable[PageName]) -> None:
         """The worker said itself what became of ``names``."""
