@@ -138,8 +138,8 @@ def _idle(found: Figures) -> Iterator[Row]:
 
 
 def _link(found: Figures) -> Iterator[Row]:
-    figures = found.get("link", {})
-    if "exposed_share" in figures:
+    figures = found.get("link", {}).get("auto")
+    if figures is not None:
         yield Row(
             what="link of 1 Gbit/s, 3,000 tokens: exposed transfer / serial transfer",
             peer="1 (moves after the prefill)",

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import mmap
 import multiprocessing
+import os
 import random
 import statistics
 import tempfile
@@ -148,7 +149,7 @@ def _agent_with(size: int) -> tuple[Any, Any]:
 
     memory = np.frombuffer(mmap.mmap(-1, size), np.uint8)
     memory[:] = 1
-    agent = nixl_agent(f"bench-{id(memory)}", nixl_agent_config(enable_prog_thread=False, backends=["UCX"]))
+    agent = nixl_agent(f"bench-{os.getpid()}", nixl_agent_config(enable_prog_thread=False, backends=["UCX"]))
     agent.register_memory([(memory.ctypes.data, size, 0, "")], "DRAM")
     return agent, memory
 

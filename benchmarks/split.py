@@ -14,7 +14,7 @@ from benchmarks.machine import fast_dtype
 from kvrelay.config import ClusterConfig, Config, ModelConfig, RouterConfig, StoreConfig, WorkerConfig
 from kvrelay.deploy.local import LocalCluster
 from kvrelay.deploy.model import fetch
-from kvrelay.types import Role, Value
+from kvrelay.types import Role, Transport, Value
 
 _TIMEOUT = aiohttp.ClientTimeout(total=None)
 
@@ -42,12 +42,15 @@ class Split(Protocol):
 
 
 def config(*, stores: int = 1, **worker: int) -> Config:
-    """SmolLM2, one P and one D; ``worker`` overrides keys of ``WorkerConfig``."""
+    """SmolLM2, one P and one D; ``worker`` overrides keys of ``WorkerConfig``.
+
+    Two stores stand for two nodes: shared memory, the fastest way between them here, would be no link at all.
+    """
     base = WorkerConfig(kv_cache_bytes=1 << 30)
     return Config(
         model=ModelConfig(name=MODEL, dtype=fast_dtype()),
         router=RouterConfig(port=0, control_port=0, local_prefill="never"),
-        store=StoreConfig(arena_bytes=2 << 30),
+        store=StoreConfig(arena_bytes=2 << 30, transports=(Transport.TCP,)),
         worker=msgspec.structs.replace(base, **worker),
         cluster=ClusterConfig(prefill=1, decode=1, stores=stores),
     )

@@ -51,6 +51,11 @@ def test_nixl_is_held_against_nixl_alone_and_left_out_where_it_is_not() -> None:
     assert len(rows({"transports": speeds})) == 1
 
 
+def test_a_link_that_could_not_be_shaped_gives_no_row() -> None:
+    assert rows({"link": {"skipped": "needs root"}}) == []
+    assert rows({"link": {"auto": {"exposed_share": 0.01}}})[0].met
+
+
 def test_what_missed_its_target_says_so() -> None:
     lines = render(rows({"ours": stage(11.0)})).splitlines()
     assert "MISSED" in lines[2]
