@@ -106,7 +106,7 @@ async def measure(transport: Transport, load: Load, streams: int = STREAMS) -> l
     sock = bind_tcp("127.0.0.1", 0)
     host, port = sock.getsockname()
     listener = asyncio.create_task(Listener(sock, KEY, receiver="ear", purposes={"feed"}, serve=ear.serve).run())
-    settings = f"store.arena_bytes = {3 * load.size_bytes}\nstore.streams = {streams}\n"
+    settings = f"store.arena_bytes = {(ROUNDS + 1) * load.size_bytes}\nstore.streams = {streams}\n"
     router = f"{host}:{port}"
     with tempfile.TemporaryDirectory(prefix="kvrelay-") as name:
         folder = Path(name)

@@ -18,10 +18,10 @@ from kvrelay.store.paths.agent import Agent
 from kvrelay.store.room import Room
 from kvrelay.types import PageFormat, Transport
 
-PROBE_FORMAT = PageFormat(layers=1, kv_heads=1, head_dim=1024, dtype="float32", page_tokens=256)
-"""One slot takes the largest probe: 2 MiB."""
-MAX_PROBERS = 8
-"""Peers that may test their writes at the same time."""
+PROBE_FORMAT = PageFormat(layers=1, kv_heads=1, head_dim=1024, dtype="float32", page_tokens=128)
+"""One slot takes the largest probe: 1 MiB."""
+MAX_PROBERS = 64
+"""Peers that may write here by themselves, each with a slot for its tests; more use TCP."""
 
 
 def probing_ground(epoch: int) -> Arena:

@@ -118,7 +118,7 @@ class Linked:
 
 @pytest.fixture
 async def linked(tmp_path: Path) -> AsyncIterator[Linked]:
-    ends = Ends(tmp_path, Transport.TCP, stall_s=1.0)
+    ends = Ends(tmp_path, Transport.TCP, stall_s=3.0)
     await ends.ready()
     proxy = Proxy(ends.d)
     await proxy.start()

@@ -24,6 +24,7 @@ from kvrelay.store.inbound import Inbound
 from kvrelay.store.outbound import WINDOW, Outbound
 from kvrelay.store.page import Page
 from kvrelay.store.paths.choice import Proven
+from kvrelay.store.paths.trial import MAX_PROBE_BYTES, prove
 from kvrelay.store.push import Batch
 from kvrelay.store.shelf import Shelf
 from kvrelay.types import PageFormat, Shard, SlotRef, Transport
@@ -438,3 +439,44 @@ async def test_a_path_that_damages_the_test_pattern_is_not_used(
     await eventually(lambda: arrived(ends.d, [0]))
     await ends.p.stop()
     await ends.d.stop()
+
+
+async def test_paths_are_tested_again_while_nothing_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvrelay.store.paths.choice.RETEST_S", 0.02)
+    async with ends_of(tmp_path, Transport.TCP) as ends:
+        first = ends.best()
+        await eventually(lambda: ends.best() not in (None, first))
+        monkeypatch.setattr("kvrelay.store.inbound.checksums", lambda run, size: [0])
+        await eventually(lambda: ends.best() is None)
+        (report,) = ends.p.link(ends.d).reports
+        assert (report.rank, "pattern" in report.problem) == (0, True)
+
+
+class Timed:
+    """A path on a clock of its own."""
+
+    transport = Transport.TCP
+
+    def __init__(self, *seconds: float) -> None:
+        self.now = 0.0
+        self.sizes: list[int] = []
+        self._seconds = list(seconds)
+
+    async def probe(self, pattern: memoryview) -> bool:
+        self.sizes.append(len(pattern))
+        self.now += self._seconds.pop(0) if len(self._seconds) > 1 else self._seconds[0]
+        return True
+
+
+async def test_the_shortest_of_three_probes_counts_so_that_a_busy_moment_does_not() -> None:
+    path: Any = Timed(*[0.001] * 4, 0.5, 0.001, 0.4, 0.3, 0.002, 0.002, 0.5, 0.5, 0.004)
+    score = await prove(path, lambda: path.now)
+    assert score.latency_s == pytest.approx(0.001)
+    assert score.bytes_per_s == pytest.approx(MAX_PROBE_BYTES / 0.004)
+
+
+async def test_a_slow_link_is_not_filled_with_probes() -> None:
+    path: Any = Timed(0.05)
+    score = await prove(path, lambda: path.now)
+    assert max(path.sizes) == 64 << 10
+    assert score.bytes_per_s == pytest.approx((64 << 10) / 0.05)

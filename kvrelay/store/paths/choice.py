@@ -6,6 +6,7 @@ A path that was lost is opened and tested again after a while; it must never car
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
@@ -20,8 +21,11 @@ from kvrelay.types import Transport
 RETRY_S = 5.0
 """Pause before a path that was lost, or failed its test, is tried again."""
 MAX_RETRY_S = 300.0
+RETEST_S = 60.0
+"""Between two tests of a path; those of an idle link cost about 10 ms."""
 TRIAL_S = 5.0
 """Longest test; a healthy path takes milliseconds."""
+_TOO_LONG = f"its test took longer than {TRIAL_S:g} s"
 
 Opener = Callable[[Line, Met], Awaitable[Path]]
 
@@ -44,8 +48,8 @@ class Paths:
         self._clock = clock
         self._proven: list[Proven] = []
         self._problems: dict[Transport, str] = dict.fromkeys(openers, "not tested yet")
-        self._missing = asyncio.Event()
-        self._missing.set()
+        self._lost = asyncio.Event()
+        self._carrying = 0
 
     def __repr__(self) -> str:
         return f"<Paths {[each.path for each in self._proven]}, then {self._last!r}>"
@@ -67,21 +71,28 @@ class Paths:
         return best.score.bytes_per_s if best is not None and best.path.transport is Transport.TCP else None
 
     async def run(self) -> None:
-        """Open and test what is missing, until cancelled."""
+        """Open and test what is missing, and test the others again now and then, until cancelled."""
         pause_s = RETRY_S
         while True:
-            await self._missing.wait()
-            self._missing.clear()
-            await self._open_all()
-            pause_s = RETRY_S if not self._missing.is_set() else min(2 * pause_s, MAX_RETRY_S)
-            await asyncio.sleep(pause_s)
+            is_complete = await self._open_all()
+            pause_s = RETEST_S if is_complete else min(2 * pause_s, MAX_RETRY_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._lost.wait()
+            if self._lost.is_set():
+                self._lost.clear()
+                pause_s = RETRY_S
+                await asyncio.sleep(pause_s)
+            elif not self._carrying:
+                await self._test_again()
 
-    async def _open_all(self) -> None:
-        """One after the other: a test beside another would measure both."""
+    async def _open_all(self) -> bool:
+        """One after the other: a test beside another would measure both. False when trying again may help."""
         try:
             met = await self._line.ask(lambda serial: Meet(serial=serial), Met)
         except Lost:
-            return  # a peer that offers nothing: its own link will tell when it is gone
+            return True  # a peer that offers nothing: its own link will tell when it is gone
+        is_complete = True
         proven = {each.path.transport for each in self._proven}
         for transport in [each for each in self._openers if each not in proven]:
             if transport not in met.transports:
@@ -91,8 +102,9 @@ class Paths:
                 async with asyncio.timeout(TRIAL_S):
                     await self._open(transport, met)
             except (KvrelayError, TimeoutError) as error:
-                self._problems[transport] = str(error) or f"its test took longer than {TRIAL_S:g} s"
-                self._missing.set()
+                self._problems[transport] = str(error) or _TOO_LONG
+                is_complete = False
+        return is_complete
 
     async def _open(self, transport: Transport, met: Met) -> None:
         path = await self._openers[transport](self._line, met)
@@ -101,11 +113,32 @@ class Paths:
         except BaseException:
             path.close()
             raise
-        self._proven = sorted([*self._proven, Proven(path, score)], key=lambda each: each.score.seconds())
+        self._rank([*self._proven, Proven(path, score)])
         self._problems.pop(transport, None)
+
+    def _rank(self, proven: list[Proven]) -> None:
+        self._proven = sorted(proven, key=lambda each: each.score.seconds())
+
+    async def _test_again(self) -> None:
+        """What was measured when everything started says little: both machines were busy."""
+        for path in [each.path for each in self._proven]:
+            try:
+                async with asyncio.timeout(TRIAL_S):
+                    score = await prove(path, self._clock)
+            except (KvrelayError, TimeoutError) as error:
+                self._give_up(path, str(error) or _TOO_LONG)
+            else:
+                self._rank([Proven(path, score) if each.path is path else each for each in self._proven])
 
     async def carry(self, batch: Batch) -> int:
         """Carry ``batch`` over the best path that takes it; how often it was begun again. Raises ``Lost``."""
+        self._carrying += 1
+        try:
+            return await self._carry(batch)
+        finally:
+            self._carrying -= 1
+
+    async def _carry(self, batch: Batch) -> int:
         lost = 0
         for path in [*[each.path for each in self._proven if each.path.takes(batch)], self._last]:
             try:
@@ -120,7 +153,7 @@ class Paths:
         if any(each.path is path for each in self._proven):
             self._proven = [each for each in self._proven if each.path is not path]
             self._problems[path.transport] = problem
-            self._missing.set()
+            self._lost.set()
 
     def reports(self, peer: str) -> list[LinkReport]:
         """How fast each path is, and what is wrong with those that are not used."""
