@@ -86,7 +86,7 @@ def measure(chains: int) -> dict[str, float]:
     """Figures of an index of ``chains`` chains."""
     prompts = chains_of(chains)
     bodies = frames(prompts)
-    index = PageIndex()
+    index = PageIndex(limit=2 << 20)
     ready(index, "w0")
     before = radix_tree.rss_bytes()
     seconds = apply(index, "w0", bodies)
@@ -116,7 +116,7 @@ async def rebuild_s(pages: int) -> float:
     """
     log, dice = PageLog("1"), random.Random(4)
     log.store([PageName(dice.randbytes(16)) for _ in range(pages)], Medium.MEMORY)
-    brain = Brain(dead_after_s=60.0, transfer_wait_s=60.0)
+    brain = Brain(dead_after_s=60.0, transfer_wait_s=60.0, index_pages=2 << 20)
     server = FeedServer(brain, time.monotonic, lambda commands: None, lambda worker: None)
     sock = bind_tcp("127.0.0.1", 0)
     listener = Listener(sock, KEY, receiver="router", purposes={"feed"}, serve=lambda link: _serve(server, link))

@@ -77,6 +77,9 @@ class RouterConfig(Section, frozen=True, kw_only=True):
     slo_tpot_s: Annotated[
         float, Meta(ge=0, le=86400, description="The same for each token after the first; 0: none does.")
     ] = 0.0
+    index_pages: Annotated[
+        Positive, Meta(description="Most page names that the router indexes, 120 bytes each; others count as misses.")
+    ] = 1 << 20
     learned_file: Annotated[
         str, Meta(description="File in which learned timings outlive the router; kept nowhere when empty.")
     ] = ""

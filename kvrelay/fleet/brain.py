@@ -24,7 +24,7 @@ from kvrelay.fleet.flight import (
 )
 from kvrelay.fleet.ground import Ground
 from kvrelay.fleet.holdings import Holdings
-from kvrelay.fleet.index import PageIndex, store_key
+from kvrelay.fleet.index import MAX_PAGES, PageIndex, store_key
 from kvrelay.fleet.launch import Launcher
 from kvrelay.fleet.ledger import Ledger, Timeline
 from kvrelay.fleet.lessons import Lessons
@@ -48,12 +48,13 @@ class Brain:
         transfer_wait_s: float,
         local_prefill: bool = True,
         convert_kv_dtype: bool = False,
+        index_pages: int = MAX_PAGES,
         limits: Limits | None = None,
     ) -> None:
         self._transfer_wait_s = transfer_wait_s
         self.fleet = Fleet(dead_after_s, convert_kv_dtype=convert_kv_dtype)
         self.loads = Loads()
-        self.index = PageIndex()
+        self.index = PageIndex(index_pages)
         self.ledger = Ledger()
         self.experience = Experience(self.loads.links)
         self._holdings = Holdings(self.fleet, self.index, self.loads.links)

@@ -16,8 +16,8 @@ from kvrelay.fleet.sent import SentPages
 from kvrelay.protocol import PageEvents, PageSnapshot, PagesWanted
 from kvrelay.types import Medium, PageName
 
-MAX_PAGES = 2 << 20
-"""Names in the index; 250 MB."""
+MAX_PAGES = 1 << 20
+"""Names in the index unless told otherwise: 130 MB, and every page of 32 million tokens."""
 MAX_SENT = 16_384
 """Names remembered of what was sent to one worker."""
 PENDING_S = 30.0

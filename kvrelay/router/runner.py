@@ -66,6 +66,7 @@ class Router:
             transfer_wait_s=config.router.transfer_wait_s,
             convert_kv_dtype=config.router.convert_kv_dtype,
             local_prefill=config.router.local_prefill == "auto",
+            index_pages=config.router.index_pages,
             limits=limits(config.router),
         )
         path = config.router.learned_file
