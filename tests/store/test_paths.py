@@ -368,6 +368,28 @@ async def test_a_path_that_dies_in_the_middle_is_replaced_by_the_next_one(
         assert (report.rank, report.problem) == (0, "planted")
 
 
+@pytest.mark.parametrize("kind", KINDS[1:])
+async def test_a_path_that_was_lost_is_opened_again_and_carries_pages(
+    tmp_path: Path, kind: Transport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvrelay.store.paths.choice.RETRY_S", 0.02)
+    async with ends_of(tmp_path, kind) as ends:
+        first = ends.best()
+        assert first is not None
+        for number in range(2):
+            ends.p.put(number)
+        ends.p.push("t1", [0], 8, ends.d)
+        await eventually(lambda: arrived(ends.d, [0]))
+        paths = ends.p.link(ends.d)._paths
+        assert paths is not None
+        paths._give_up(first.path, "planted")
+        await eventually(lambda: ends.best() is not None)
+        ends.p.push("t2", [1], 8, ends.d)
+        await eventually(lambda: arrived(ends.d, [1]))
+        assert ends.transport("t2") is kind
+        await ends.settled()
+
+
 async def test_the_end_of_the_sending_store_leaves_nothing_at_the_receiver(ends: Ends) -> None:
     ends.p.push("t", range(2), 16, ends.d)
     ref = ends.p.announce(0)

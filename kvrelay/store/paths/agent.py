@@ -75,7 +75,8 @@ class Agent:
         registered = self._registered.pop(id(arena), None)
         if registered is not None:
             self._withdrawn.add(id(arena))
-            _mapped(lambda: self._nixl.deregister_memory(registered[1]))
+            with contextlib.suppress(Lost):  # who takes memory back for a page must not fail for it
+                _mapped(lambda: self._nixl.deregister_memory(registered[1]))
 
     @property
     def metadata(self) -> bytes:
