@@ -55,7 +55,8 @@ class Backlog:
 
     def wait_s(self, now: float) -> float:
         """Seconds until a prompt that comes now is begun."""
-        self._expire(now)
+        if self._promises:
+            self._expire(now)
         if not self._promises:
             return 0.0
         head = next(iter(self._promises.values()))

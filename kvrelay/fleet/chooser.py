@@ -156,7 +156,7 @@ class Chooser:
     # ------------------------------------------------------------ vectors
 
     def _readers(self, place: Place, depths: Mapping[str, int], now: float) -> Readers:
-        loads, names = self._loads, tuple(worker.name for worker in place.workers)
+        loads, names = self._loads, place.names
         return Readers(
             names=names,
             rates=_rates([self._experience.perf(name).prefill.rates for name in names]),
@@ -175,7 +175,7 @@ class Chooser:
             sequences=_row([loads.sequences[name] for name in readers.names]),
             usual_sequences=np.maximum(1.0, _row([loads.usual_sequences(name) for name in readers.names])),
             kv_tokens=_row([loads.kv_tokens[name] for name in readers.names]),
-            kv_capacity_tokens=_row([worker.engine.kv_tokens for worker in place.workers]),
+            kv_capacity_tokens=place.kv_tokens,
             # Those that run are, on average, half way through.
             remaining_tokens=np.full(len(laws), prompt.output_tokens / 2),
             stored_tokens=readers.sources[-1].tokens,

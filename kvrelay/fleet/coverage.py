@@ -45,7 +45,9 @@ class Coverage:
         first = self._runs[0].mask
         found: dict[str, int] = {}
         for holder, places in self._places.items():
-            wanted = sum(places.values())
+            wanted = 0
+            for place in places.values():
+                wanted |= place
             if first & wanted:
                 found[holder] = self._until_missing(wanted)
         return found

@@ -13,6 +13,7 @@ from kvrelay.fleet.index import store_key
 from kvrelay.fleet.links import Links
 from kvrelay.fleet.workers import Fleet, Handoff
 from kvrelay.policy.cost import Flags, Integers
+from kvrelay.policy.fit import Floats
 from kvrelay.types import WorkerInfo
 
 
@@ -21,6 +22,9 @@ class Place:
     """Workers in the order of one side of a ground."""
 
     workers: tuple[WorkerInfo, ...]
+    names: tuple[str, ...]
+    kv_tokens: Floats
+    """Capacity of each."""
     stores: Integers
     """Rows of ``Links``."""
     store_keys: tuple[str, ...]
@@ -82,7 +86,13 @@ class Grounds:
 
     def _place(self, workers: tuple[WorkerInfo, ...]) -> Place:
         stores = [worker.store for worker in workers]
-        return Place(workers=workers, stores=self._links.rows(stores), store_keys=tuple(map(store_key, stores)))
+        return Place(
+            workers=workers,
+            names=tuple(worker.name for worker in workers),
+            kv_tokens=np.array([worker.engine.kv_tokens for worker in workers], dtype=np.float64),
+            stores=self._links.rows(stores),
+            store_keys=tuple(map(store_key, stores)),
+        )
 
     def keep_only(self, models: Sequence[str]) -> None:
         """Forget models that nobody serves any more."""

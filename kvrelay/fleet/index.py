@@ -52,6 +52,8 @@ class PageIndex:
         """Messages of incarnations that are not current."""
         self._map = PageMap(limit)
         self._holders: dict[str, Holder] = {}
+        self._sending: dict[str, SentPages] = {}
+        """What was sent to holders and not reported on; empty ones are taken out when they are met."""
         self._places: dict[str, dict[Medium, int]] = {}
         self._last: tuple[Sequence[PageName], Coverage] | None = None
         """The last question and its answer, until something changes: it is asked for every worker."""
@@ -84,6 +86,7 @@ class PageIndex:
 
     def drop(self, holder: str) -> None:
         """Forget a holder and all its pages, at once."""
+        self._sending.pop(holder, None)
         if self._holders.pop(holder, None) is not None:
             self._empty(holder)
 
@@ -149,7 +152,8 @@ class PageIndex:
 
     def add(self, worker: str, incarnation: str, names: Sequence[PageName], limit: int) -> None:
         """``names`` go to ``worker``; ``limit`` is how many pages it can hold."""
-        self._holder(worker, incarnation, limit).sent.add(names)
+        sent = self._sending[worker] = self._holder(worker, incarnation, limit).sent
+        sent.add(names)
 
     # ------------------------------------------------------------ questions
 
@@ -173,8 +177,10 @@ class PageIndex:
     def depths(self, names: Sequence[PageName]) -> dict[str, int]:
         """``prefix`` of every holder that has or was sent the first page, at a fraction of the time."""
         found = self.find(names).leading()
-        for name, holder in self._holders.items():
-            if len(holder.sent) and (more := holder.sent.prefix(names, found.get(name, 0))):
+        for name, sent in list(self._sending.items()):
+            if not sent:
+                del self._sending[name]
+            elif more := sent.prefix(names, found.get(name, 0)):
                 found[name] = found.get(name, 0) + more
         return found
 
