@@ -159,7 +159,7 @@ class Chooser:
         loads, names = self._loads, place.names
         return Readers(
             names=names,
-            rates=_rates([self._experience.perf(name).prefill.rates for name in names]),
+            rates=_rates([self._experience.prefill(name).rates for name in names]),
             queue_s=_row([loads.wait_s(name, now) for name in names]),
             sources=self._holdings.sources(place, depths),
             last_chosen=np.array([loads.last_chosen(name) for name in names], dtype=np.int64),
@@ -167,17 +167,17 @@ class Chooser:
 
     def _writers(self, place: Place, depths: Mapping[str, int], computes: Flags, prompt: Prompt, now: float) -> Writers:
         loads, readers = self._loads, self._readers(place, depths, now)
-        laws = [self._experience.perf(name) for name in readers.names]
+        known = self._experience
         return Writers(
             readers=readers,
-            step_rates=_rates([law.step.rates for law in laws]),
-            answer_s=_row([law.answer.rates[0] for law in laws]),
+            step_rates=_rates([known.step(name).rates for name in readers.names]),
+            answer_s=_row([known.answer(name).rates[0] for name in readers.names]),
             sequences=_row([loads.sequences[name] for name in readers.names]),
             usual_sequences=np.maximum(1.0, _row([loads.usual_sequences(name) for name in readers.names])),
             kv_tokens=_row([loads.kv_tokens[name] for name in readers.names]),
             kv_capacity_tokens=place.kv_tokens,
             # Those that run are, on average, half way through.
-            remaining_tokens=np.full(len(laws), prompt.output_tokens / 2),
+            remaining_tokens=np.full(len(readers.names), prompt.output_tokens / 2),
             stored_tokens=readers.sources[-1].tokens,
             computes=computes,
         )

@@ -85,7 +85,7 @@ class Door:
             ttft_s=chosen.ttft_s,
             tpot_s=chosen.tpot_s,
             room=self.has_room(pick, alone=alone, now=now),
-            sure=self._experience.perf(reader.name).prefill.seen >= SURE_AFTER,
+            sure=self._experience.prefill(reader.name).seen >= SURE_AFTER,
             alone=alone and not self.waiting,
         )
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from kvrelay.fleet.links import Links
+from kvrelay.policy.fit import Fit
 from kvrelay.policy.hardware import hardware_of, shape_of
 from kvrelay.policy.moves import Move
 from kvrelay.policy.perf import Perf, seed
@@ -19,6 +20,9 @@ OUTPUT_TOKENS = 128.0
 OUTPUT_WEIGHT = 0.02
 ENOUGH_HANDOFFS = 8
 """Hand-offs seen before a prompt may stay on D to save one: until then the operator's roles know better."""
+OWN_AFTER = 8
+"""Observations after which a worker's own law is believed. Before, its kind's is: else who was tried first would look
+faster than those whose seed is too slow, and they would never be tried."""
 MAX_KINDS = 256
 
 
@@ -61,15 +65,36 @@ class Experience:
         kind = kind_of(worker.engine)
         known = self._workers.get(worker.name)
         if kind not in self._kinds:
-            if len(self._kinds) >= MAX_KINDS:
-                del self._kinds[next(iter(self._kinds))]
+            self._make_room()
             self._kinds[kind] = seed(shape_of(worker.engine.fingerprint.format), hardware_of(""))
         if known is None or known[0] != kind:
             self._workers[worker.name] = (kind, self._kinds[kind].heir())
 
+    def _make_room(self) -> None:
+        """Forget a kind that no worker is of, when there are too many."""
+        used = {kind for kind, _ in self._workers.values()}
+        unused = [kind for kind in self._kinds if kind not in used]
+        if len(self._kinds) >= MAX_KINDS and unused:
+            del self._kinds[unused[0]]
+
     def perf(self, worker: str) -> Perf:
-        """Raises KeyError for a worker that never joined."""
-        return self._workers[worker][1]
+        """What is believed of ``worker``. Raises KeyError for one that never joined."""
+        return Perf(prefill=self.prefill(worker), step=self.step(worker), answer=self.answer(worker))
+
+    def prefill(self, worker: str) -> Fit:
+        """The law of its prefills."""
+        kind, own = self._workers[worker]
+        return own.prefill if own.prefill.seen >= OWN_AFTER else self._kinds[kind].prefill
+
+    def step(self, worker: str) -> Fit:
+        """The law of its decode steps."""
+        kind, own = self._workers[worker]
+        return own.step if own.step.seen >= OWN_AFTER else self._kinds[kind].step
+
+    def answer(self, worker: str) -> Fit:
+        """The law of its first tokens."""
+        kind, own = self._workers[worker]
+        return own.answer if own.answer.seen >= OWN_AFTER else self._kinds[kind].answer
 
     def saw(self, worker: str, learn: Callable[[Perf], Perf]) -> None:
         """``learn`` puts what ``worker`` did into its own law and into its kind's."""

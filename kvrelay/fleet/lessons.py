@@ -65,7 +65,7 @@ class Lessons:
         if option is None or sent_s is None or option.cached_tokens or not alone:
             return
         tokens = sum(flight.ask.facts.prompt_tokens)
-        answer_s = self._experience.perf(flight.decode.worker).answer.rates[0]
+        answer_s = self._experience.answer(flight.decode.worker).rates[0]
         prefill_s = now - flight.ask.received_s - sent_s - answer_s
         self._experience.saw(flight.decode.worker, lambda perf: perf.saw_prefill(tokens, 0, prefill_s))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from kvrelay.fleet.experience import ENOUGH_HANDOFFS, MAX_KINDS, OUTPUT_TOKENS, Experience, Learned, kind_of
+from kvrelay.fleet.experience import ENOUGH_HANDOFFS, MAX_KINDS, OUTPUT_TOKENS, OWN_AFTER, Experience, Learned, kind_of
 from kvrelay.fleet.links import Links
 from kvrelay.policy.perf import Perf
 from tests.fleet.values import worker
@@ -21,15 +21,19 @@ def experience() -> Experience:
     return made
 
 
-def test_a_worker_is_believed_to_be_like_its_kind_until_it_is_seen() -> None:
+def test_a_worker_is_believed_to_be_like_its_kind_until_it_is_seen_often_enough() -> None:
     known = experience()
-    for _ in range(5):
-        known.saw("w", slow)
     known.join(worker("twin"))
     known.join(worker("stranger", weights="other"))
-    assert known.perf("twin").prefill_s(100) == pytest.approx(known.perf("w").prefill_s(100), rel=0.1)
-    assert known.perf("twin").prefill.seen == 0
+    for _ in range(OWN_AFTER):
+        known.saw("w", slow)
+    # The twin came before anything was known: it must not look faster, or slower, for never having been tried.
+    assert known.perf("twin").prefill_s(100) == pytest.approx(7.0, rel=0.1)
     assert known.perf("stranger").prefill_s(100) < 1.0
+    for _ in range(OWN_AFTER):
+        known.saw("twin", lambda perf: perf.saw_prefill(100, 0, 1.0))
+    assert known.perf("twin").prefill_s(100) == pytest.approx(1.0, rel=0.1)
+    assert known.perf("w").prefill_s(100) == pytest.approx(7.0, rel=0.1)
 
 
 def test_a_restarted_worker_keeps_what_is_known_of_it_unless_it_became_another_kind() -> None:
