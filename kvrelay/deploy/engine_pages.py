@@ -53,18 +53,20 @@ KvEvent = BlockStored | BlockRemoved | AllBlocksCleared
 class Block:
     """One block, however many copies of it there are."""
 
-    __slots__ = ("begun", "copies", "names", "rest", "tail")
+    __slots__ = ("begins", "copies", "names", "needs", "rest", "tail")
 
-    def __init__(self, names: list[PageName], tail: PageName, rest: bytes, begun: list[Block]) -> None:
+    def __init__(self, names: list[PageName], tail: PageName, rest: bytes, needs: list[Block]) -> None:
         self.copies = 0
         self.names = names
-        """Pages that need it."""
+        """Pages that end in it. Prompts that part inside a block have unlike blocks with the same first pages."""
+        self.begins: set[PageName] = set()
+        """Pages that begin in it and end in a later one: where pages are longer than blocks."""
         self.tail = tail
         """The last whole page up to its end, or the root."""
         self.rest = rest
-        """Packed tokens after ``tail``: where pages are longer than blocks."""
-        self.begun = begun
-        """Blocks that hold ``rest``, but for itself."""
+        """Packed tokens after ``tail``."""
+        self.needs = needs
+        """Blocks in which its first page begins."""
 
 
 class EnginePages:
@@ -78,6 +80,8 @@ class EnginePages:
         self._log = log
         self._engine = engine
         self._blocks: dict[BlockHash, Block] = {}
+        self._ends: dict[PageName, int] = {}
+        """In how many blocks each page ends."""
 
     def __repr__(self) -> str:
         return f"<EnginePages {len(self._blocks)} blocks, {self.unnamed} unnamed>"
@@ -102,6 +106,7 @@ class EnginePages:
     def forget(self) -> None:
         """Events were missed, or the cache was reset: nothing is known to be there."""
         self._blocks.clear()
+        self._ends.clear()
         self._log.clear(Medium.HBM)
 
     def _stored(self, event: BlockStored, fingerprint: Fingerprint) -> None:
@@ -116,8 +121,11 @@ class EnginePages:
             if block is None:
                 block = _extend(previous, packed[4 * size * index : 4 * size * (index + 1)], page_bytes)
                 self._blocks[block_hash] = block
+                for name in block.names:
+                    self._ends[name] = self._ends.get(name, 0) + 1
             block.copies += 1
-            self._log.store(block.names, Medium.HBM)
+            if all(needed.copies for needed in block.needs):
+                self._log.store(block.names, Medium.HBM)
             previous = block
 
     def _prefix(self, event: BlockStored, fingerprint: Fingerprint) -> Block | None:
@@ -143,17 +151,28 @@ class EnginePages:
             block.copies -= 1
             if not block.copies:
                 del self._blocks[block_hash]
-                self._log.remove(block.names, Medium.HBM)
+                self._forget_pages(block)
+
+    def _forget_pages(self, block: Block) -> None:
+        gone = list(block.begins)
+        for needed in block.needs:
+            needed.begins.difference_update(block.names)
+        for name in block.names:
+            self._ends[name] -= 1
+            if not self._ends[name]:
+                del self._ends[name]
+                gone.append(name)
+        self._log.remove(gone, Medium.HBM)
 
 
 def _extend(previous: Block, tokens: bytes, page_bytes: int) -> Block:
-    """The block after ``previous``. The first page it completes may have begun in blocks before it."""
-    begun = [*previous.begun, previous] if previous.rest else []
+    """The block after ``previous``. The first page that ends in it may have begun in blocks before it."""
+    needs = [*previous.needs, previous] if previous.rest else []
     rest, name, names = previous.rest + tokens, previous.tail, list[PageName]()
     while len(rest) >= page_bytes:
         name = page_name(name, rest[:page_bytes])
         rest = rest[page_bytes:]
         names.append(name)
-    for block in begun if names else []:
-        block.names.append(names[0])
-    return Block(names, name, rest, begun if not names else [])
+    for block in needs if names else []:
+        block.begins.add(names[0])
+    return Block(names, name, rest, needs)

@@ -96,6 +96,16 @@ def test_two_pages_that_begin_in_one_block_both_need_it() -> None:
     assert heard.known() == set()
 
 
+def test_a_page_that_two_unlike_blocks_begin_with_is_there_until_both_are_gone() -> None:
+    heard = Listener(block_tokens=8)
+    heard.store([1])
+    heard.store([2], token_ids=[*TOKENS[:4], 7, 7, 7, 7])
+    heard.remove(2)
+    assert heard.known() == set(heard.names(8))
+    heard.remove(1)
+    assert heard.known() == set()
+
+
 def test_what_follows_a_block_that_nobody_heard_of_has_no_name() -> None:
     heard = Listener()
     heard.store([2], parent=1, start=1)

@@ -49,10 +49,21 @@ class Ear:
         self._told = self.log.follow(self.index.open("w", "i1", 0.0).after)
         self._task = asyncio.create_task(self.relay.run())
 
-    def expect(self, tokens: list[int], salt: str = "") -> int:
-        """Tokens of a prompt that the engine will find in its cache."""
+    def _hear(self) -> None:
         while (message := next(self._told)) is not None:
             assert self.index.take("w", "i1", message, 0.0) is None
+
+    async def catch_up(self, alone: Alone) -> None:
+        """Return once everything that the engine did is known here: a block that it computes now is."""
+        fence = [random.randrange(10, 200) for _ in range(BLOCK)]
+        await alone.cached([*fence, 1])
+        async with asyncio.timeout(20):
+            while self.expect([*fence, 1]) == 0:
+                await asyncio.sleep(0.01)
+
+    def expect(self, tokens: list[int], salt: str = "") -> int:
+        """Tokens of a prompt that the engine will find in its cache."""
+        self._hear()
         names = name_pages(root_name(FINGERPRINT, salt=salt), tokens, PAGE)
         held = self.index.find(names).at("w") * PAGE
         return min(held // BLOCK, (len(tokens) - 1) // BLOCK) * BLOCK
@@ -69,12 +80,11 @@ class Alone:
         self.url, self.folder, self._http = url, folder, http
 
     async def cached(self, tokens: list[int], salt: str | None = None) -> int:
-        """Tokens of a prompt that the engine found in its cache, and let its events come through."""
+        """Tokens of a prompt that the engine found in its cache."""
         body = {"model": "tiny", "prompt": tokens, "max_tokens": 1, "temperature": 0, "cache_salt": salt}
         async with self._http.post(f"{self.url}/v1/completions", json=body) as response:
             assert response.status == 200, await response.text()
             usage = (await response.json())["usage"]
-        await asyncio.sleep(0.3)  # the engine publishes from a thread of its own
         return int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
 
     async def clear(self) -> None:
@@ -121,6 +131,7 @@ def prompts(count: int, seed: int) -> list[list[int]]:
 async def test_every_hit_is_foretold_also_when_blocks_are_evicted(alone: Alone, ear: Ear) -> None:
     hits = []
     for prompt in prompts(60, seed=1):
+        await ear.catch_up(alone)
         expected = ear.expect(prompt)
         hits.append(expected)
         assert await alone.cached(prompt) == expected
@@ -134,12 +145,14 @@ async def test_tenants_with_a_salt_share_nothing(alone: Alone, ear: Ear) -> None
     prompt = prompt + list(range(10, 150))
     for salt in ("a", "b"):
         assert (ear.expect(prompt, salt), await alone.cached(prompt, salt)) == (0, 0)
+        await ear.catch_up(alone)
         assert await alone.cached(prompt, salt) == ear.expect(prompt, salt) > 0
 
 
 async def test_who_listens_late_is_told_of_what_was_before(alone: Alone, ear: Ear) -> None:
     late = Ear(alone.folder)
-    await asyncio.sleep(1.0)
+    await asyncio.gather(ear.catch_up(alone), late.catch_up(alone))
+    await asyncio.gather(ear.catch_up(alone), late.catch_up(alone))
     for prompt in prompts(20, seed=1):
         assert late.expect(prompt) == ear.expect(prompt)
     await late.close()
@@ -148,23 +161,28 @@ async def test_who_listens_late_is_told_of_what_was_before(alone: Alone, ear: Ea
 async def test_a_batch_that_got_lost_is_noticed_with_the_next_one_and_told_again(alone: Alone, ear: Ear) -> None:
     first, second = prompts(2, seed=9)
     await alone.cached(first)
+    await ear.catch_up(alone)
     before = ear.relay._next
-    ear.relay._next = before + 5  # as if the next five had come already: they are passed over
+    ear.relay._next = before + 1000  # as if the next ones had come already: they are passed over
     for prompt in prompts(3, seed=10):
         await alone.cached(prompt)
+    await asyncio.sleep(1.0)
     ear.relay._next = before  # as if they had never come
-    await alone.cached(second)
+    await ear.catch_up(alone)
     assert ear.relay.replays == 1
     for prompt in (first, second, *prompts(3, seed=10)):
         assert ear.expect(prompt) == await alone.cached(prompt)
+        await ear.catch_up(alone)
     assert ear.relay.losses == 0
 
 
 async def test_a_cleared_cache_holds_nothing(alone: Alone, ear: Ear) -> None:
     prompt = prompts(1, seed=20)[0] + list(range(10, 150))
     await alone.cached(prompt)
+    await ear.catch_up(alone)
     assert ear.expect(prompt) > 0
     await alone.clear()
+    await ear.catch_up(alone)
     assert (ear.expect(prompt), await alone.cached(prompt)) == (0, 0)
 
 
