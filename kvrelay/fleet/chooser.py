@@ -12,6 +12,7 @@ from kvrelay.fleet.flight import Ask, PromptLeg
 from kvrelay.fleet.ground import Ground, Grounds, Place
 from kvrelay.fleet.holdings import Holdings
 from kvrelay.fleet.loads import DecodeReservation, Loads, PrefillReservation
+from kvrelay.fleet.rates import ANSWER, PREFILL, STEP
 from kvrelay.fleet.workers import Fleet, Handoff
 from kvrelay.policy.cost import Flags, Prompt, Readers, Ways, Writers, uncached_tokens
 from kvrelay.policy.fit import Floats
@@ -159,7 +160,7 @@ class Chooser:
         loads, names = self._loads, place.names
         return Readers(
             names=names,
-            rates=_rates([self._experience.prefill(name).rates for name in names]),
+            rates=self._experience.rates(names)[PREFILL],
             queue_s=_row([loads.wait_s(name, now) for name in names]),
             sources=self._holdings.sources(place, depths),
             last_chosen=np.array([loads.last_chosen(name) for name in names], dtype=np.int64),
@@ -167,11 +168,11 @@ class Chooser:
 
     def _writers(self, place: Place, depths: Mapping[str, int], computes: Flags, prompt: Prompt, now: float) -> Writers:
         loads, readers = self._loads, self._readers(place, depths, now)
-        known = self._experience
+        rates = self._experience.rates(readers.names)
         return Writers(
             readers=readers,
-            step_rates=_rates([known.step(name).rates for name in readers.names]),
-            answer_s=_row([known.answer(name).rates[0] for name in readers.names]),
+            step_rates=rates[STEP],
+            answer_s=rates[ANSWER],
             sequences=_row([loads.sequences[name] for name in readers.names]),
             usual_sequences=np.maximum(1.0, _row([loads.usual_sequences(name) for name in readers.names])),
             kv_tokens=_row([loads.kv_tokens[name] for name in readers.names]),
@@ -206,7 +207,3 @@ def longest_prompt(ask: Ask) -> int:
 
 def _row(values: Sequence[float]) -> Floats:
     return np.array(values, dtype=np.float64)
-
-
-def _rates(rates: Sequence[tuple[float, ...]]) -> Floats:
-    return np.array(rates, dtype=np.float64).reshape(len(rates), 3).T

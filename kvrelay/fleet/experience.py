@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from kvrelay.fleet.links import Links
-from kvrelay.policy.fit import Fit
+from kvrelay.fleet.rates import RateSheets
+from kvrelay.policy.fit import Fit, Floats
 from kvrelay.policy.hardware import hardware_of, shape_of
 from kvrelay.policy.moves import Move
 from kvrelay.policy.perf import Perf, seed
@@ -49,6 +50,9 @@ class Experience:
         self._kinds: dict[str, Perf] = {}
         self._workers: dict[str, tuple[str, Perf]] = {}
         """By name: kind and law."""
+        self._young: dict[str, set[str]] = {}
+        """By kind: workers that still believe some of their kind's laws."""
+        self._sheets = RateSheets(self.perf)
         self._output_tokens: dict[str, float] = {}
         self.handoffs = 0
         """Requests over two workers whose first token was seen."""
@@ -68,7 +72,10 @@ class Experience:
             self._make_room()
             self._kinds[kind] = seed(shape_of(worker.engine.fingerprint.format), hardware_of(""))
         if known is None or known[0] != kind:
+            self._forget(worker.name)
             self._workers[worker.name] = (kind, self._kinds[kind].heir())
+            self._young.setdefault(kind, set()).add(worker.name)
+            self._sheets.outdated((worker.name,))
 
     def _make_room(self) -> None:
         """Forget a kind that no worker is of, when there are too many."""
@@ -101,9 +108,16 @@ class Experience:
         if worker not in self._workers:
             return
         kind, perf = self._workers[worker]
-        self._workers[worker] = (kind, learn(perf))
-        if kind in self._kinds:
-            self._kinds[kind] = learn(self._kinds[kind])
+        own = learn(perf)
+        self._workers[worker] = (kind, own)
+        self._kinds[kind] = learn(self._kinds[kind])
+        self._sheets.outdated((worker, *self._young[kind]))
+        if min(own.prefill.seen, own.step.seen, own.answer.seen) >= OWN_AFTER:
+            self._young[kind].discard(worker)
+
+    def rates(self, workers: tuple[str, ...]) -> Floats:
+        """``[row][worker]``, with the rows of ``fleet.rates``. Raises KeyError for one that never joined."""
+        return self._sheets.of(workers)
 
     def output_tokens(self, model: str, at_most: float) -> float:
         """Expected length of an answer."""
@@ -117,7 +131,12 @@ class Experience:
     def keep_only(self, workers: Iterable[str]) -> None:
         """Forget workers that nobody knows any more; their kind remembers."""
         for worker in self._workers.keys() - set(workers):
-            del self._workers[worker]
+            self._forget(worker)
+
+    def _forget(self, worker: str) -> None:
+        if worker in self._workers:
+            kind, _ = self._workers.pop(worker)
+            self._young[kind].discard(worker)
 
     def learned(self) -> Learned:
         """What to keep for the next router."""
