@@ -12,7 +12,7 @@ from kvrelay.fleet.flight import Ask, PromptLeg
 from kvrelay.fleet.ground import Ground, Grounds, Place
 from kvrelay.fleet.holdings import Holdings
 from kvrelay.fleet.loads import DecodeReservation, Loads, PrefillReservation
-from kvrelay.fleet.rates import ANSWER, PREFILL, STEP
+from kvrelay.fleet.rates import Law
 from kvrelay.fleet.workers import Fleet, Handoff
 from kvrelay.policy.cost import Flags, Prompt, Readers, Ways, Writers, uncached_tokens
 from kvrelay.policy.fit import Floats
@@ -160,7 +160,7 @@ class Chooser:
         loads, names = self._loads, place.names
         return Readers(
             names=names,
-            rates=self._experience.rates(names)[PREFILL],
+            rates=self._experience.rates(names)[Law.PREFILL.value],
             queue_s=_row([loads.wait_s(name, now) for name in names]),
             sources=self._holdings.sources(place, depths),
             last_chosen=np.array([loads.last_chosen(name) for name in names], dtype=np.int64),
@@ -171,8 +171,8 @@ class Chooser:
         rates = self._experience.rates(readers.names)
         return Writers(
             readers=readers,
-            step_rates=rates[STEP],
-            answer_s=rates[ANSWER],
+            step_rates=rates[Law.STEP.value],
+            answer_s=rates[Law.ANSWER.value][0],
             sequences=_row([loads.sequences[name] for name in readers.names]),
             usual_sequences=np.maximum(1.0, _row([loads.usual_sequences(name) for name in readers.names])),
             kv_tokens=_row([loads.kv_tokens[name] for name in readers.names]),

@@ -4,12 +4,13 @@ hold anything of a request itself."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable
 
 import msgspec
 
 from kvrelay.fleet.links import Links
-from kvrelay.fleet.rates import RateSheets
+from kvrelay.fleet.rates import Group, Law, RateSheets
 from kvrelay.policy.fit import Fit, Floats
 from kvrelay.policy.hardware import hardware_of, shape_of
 from kvrelay.policy.moves import Move
@@ -25,6 +26,8 @@ OWN_AFTER = 8
 """Observations after which a worker's own law is believed. Before, its kind's is: else who was tried first would look
 faster than those whose seed is too slow, and they would never be tried."""
 MAX_KINDS = 256
+_OWN = "\0"
+"""Begins the name of a group that is one worker."""
 
 
 class Learned(Value, frozen=True, kw_only=True):
@@ -50,9 +53,9 @@ class Experience:
         self._kinds: dict[str, Perf] = {}
         self._workers: dict[str, tuple[str, Perf]] = {}
         """By name: kind and law."""
-        self._young: dict[str, set[str]] = {}
-        """By kind: workers that still believe some of their kind's laws."""
-        self._sheets = RateSheets(self.perf)
+        self._young: defaultdict[Group, set[str]] = defaultdict(set)
+        """Workers that still believe a law of their kind."""
+        self._sheets = RateSheets(self._group_of, self._believed)
         self._output_tokens: dict[str, float] = {}
         self.handoffs = 0
         """Requests over two workers whose first token was seen."""
@@ -74,8 +77,9 @@ class Experience:
         if known is None or known[0] != kind:
             self._forget(worker.name)
             self._workers[worker.name] = (kind, self._kinds[kind].heir())
-            self._young.setdefault(kind, set()).add(worker.name)
-            self._sheets.outdated((worker.name,))
+            for law in Law:
+                self._young[law, kind].add(worker.name)
+            self._sheets.regrouped()
 
     def _make_room(self) -> None:
         """Forget a kind that no worker is of, when there are too many."""
@@ -90,30 +94,45 @@ class Experience:
 
     def prefill(self, worker: str) -> Fit:
         """The law of its prefills."""
-        kind, own = self._workers[worker]
-        return own.prefill if own.prefill.seen >= OWN_AFTER else self._kinds[kind].prefill
+        return self._law(Law.PREFILL, worker)
 
     def step(self, worker: str) -> Fit:
         """The law of its decode steps."""
-        kind, own = self._workers[worker]
-        return own.step if own.step.seen >= OWN_AFTER else self._kinds[kind].step
+        return self._law(Law.STEP, worker)
 
     def answer(self, worker: str) -> Fit:
         """The law of its first tokens."""
+        return self._law(Law.ANSWER, worker)
+
+    def _law(self, law: Law, worker: str) -> Fit:
         kind, own = self._workers[worker]
-        return own.answer if own.answer.seen >= OWN_AFTER else self._kinds[kind].answer
+        fit = law.of(own)
+        return fit if fit.seen >= OWN_AFTER else law.of(self._kinds[kind])
 
     def saw(self, worker: str, learn: Callable[[Perf], Perf]) -> None:
         """``learn`` puts what ``worker`` did into its own law and into its kind's."""
         if worker not in self._workers:
             return
-        kind, perf = self._workers[worker]
-        own = learn(perf)
+        kind, before = self._workers[worker]
+        own = learn(before)
         self._workers[worker] = (kind, own)
         self._kinds[kind] = learn(self._kinds[kind])
-        self._sheets.outdated((worker, *self._young[kind]))
-        if min(own.prefill.seen, own.step.seen, own.answer.seen) >= OWN_AFTER:
-            self._young[kind].discard(worker)
+        for law in Law:
+            if law.of(own) is not law.of(before):
+                if law.of(own).seen >= OWN_AFTER:
+                    self._young[law, kind].discard(worker)
+                self._sheets.outdated((law, kind), (law, _OWN + worker))
+
+    def _group_of(self, law: Law, worker: str) -> Group:
+        kind, own = self._workers[worker]
+        return (law, kind) if law.of(own).seen < OWN_AFTER else (law, _OWN + worker)
+
+    def _believed(self, group: Group) -> tuple[Fit, Collection[str]]:
+        law, name = group
+        if not name.startswith(_OWN):
+            return law.of(self._kinds[name]), self._young[group]
+        worker = name.removeprefix(_OWN)
+        return self._law(law, worker), (worker,)
 
     def rates(self, workers: tuple[str, ...]) -> Floats:
         """``[row][worker]``, with the rows of ``fleet.rates``. Raises KeyError for one that never joined."""
@@ -136,7 +155,9 @@ class Experience:
     def _forget(self, worker: str) -> None:
         if worker in self._workers:
             kind, _ = self._workers.pop(worker)
-            self._young[kind].discard(worker)
+            for law in Law:
+                self._young[law, kind].discard(worker)
+            self._sheets.regrouped()
 
     def learned(self) -> Learned:
         """What to keep for the next router."""

@@ -6,7 +6,7 @@ import pytest
 
 from kvrelay.fleet.experience import OWN_AFTER, Experience
 from kvrelay.fleet.links import Links
-from kvrelay.fleet.rates import ANSWER, MAX_SHEETS, PREFILL, STEP
+from kvrelay.fleet.rates import MAX_SHEETS, Law
 from tests.fleet.values import worker
 
 
@@ -21,9 +21,9 @@ def assert_true(known: Experience, names: tuple[str, ...]) -> None:
     """The matrix says what each law says."""
     table = known.rates(names)
     for column, name in enumerate(names):
-        assert table[PREFILL, column] == pytest.approx(known.prefill(name).rates)
-        assert table[STEP, column] == pytest.approx(known.step(name).rates)
-        assert table[ANSWER, column] == known.answer(name).rates[0]
+        assert table[Law.PREFILL.value, column] == pytest.approx(known.prefill(name).rates)
+        assert table[Law.STEP.value, column] == pytest.approx(known.step(name).rates)
+        assert table[Law.ANSWER.value, column] == pytest.approx(known.answer(name).rates)
 
 
 def test_it_follows_every_law_also_those_of_workers_that_believe_their_kind() -> None:
