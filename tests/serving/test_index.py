@@ -162,15 +162,17 @@ async def never_hear(*_: object) -> None:
     """Let a batch get lost."""
 
 
-async def test_a_batch_that_got_lost_is_noticed_with_the_next_one_and_told_again(alone: Alone, ear: Ear) -> None:
+async def test_a_batch_that_got_lost_is_noticed_with_the_next_one_and_told_again(
+    alone: Alone, ear: Ear, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, second = prompts(2, seed=9)
     await alone.cached(first)
     await ear.catch_up(alone)
-    hear, ear.relay._hear = ear.relay._hear, never_hear  # type: ignore[method-assign]
+    monkeypatch.setattr(ear.relay, "_hear", never_hear)
     for prompt in prompts(3, seed=10):
         await alone.cached(prompt)
     await asyncio.sleep(1.0)
-    ear.relay._hear = hear  # type: ignore[method-assign]
+    monkeypatch.undo()
     await ear.catch_up(alone)
     assert ear.relay.replays == 1
     for prompt in (first, second, *prompts(3, seed=10)):
