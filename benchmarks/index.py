@@ -72,6 +72,17 @@ def apply(index: PageIndex, holder: str, bodies: Sequence[bytes]) -> float:
     return time.process_time() - begin
 
 
+def applied_s(pieces: Sequence[list[PageName]]) -> float:
+    """Seconds to apply events that were decoded before."""
+    index, bodies = PageIndex(limit=2 << 20), frames(pieces)
+    ready(index, "w")
+    messages = [message for message in map(protocol.decode, bodies) if isinstance(message, PageEvents)]
+    begin = time.process_time()
+    for message in messages:
+        index.take("w", "1", message, 0.0)
+    return time.process_time() - begin
+
+
 def lookup(index: PageIndex, chains: list[list[PageName]]) -> float:
     """Lookups a second of names that were just made, the depth of every holder included."""
     dice = random.Random(2)
@@ -104,8 +115,10 @@ def measure(chains: int) -> dict[str, float]:
     index.drop("w0")
     found["drop_s"] = time.process_time() - begin
     dice = random.Random(3)
-    loose = frames([[PageName(dice.randbytes(16))] for _ in range(SINGLES)])
-    found["single_block_events_per_s"] = SINGLES / apply(index, "single", loose)
+    loose = [[PageName(dice.randbytes(16))] for _ in range(SINGLES)]
+    found["single_block_events_per_s"] = SINGLES / apply(index, "single", frames(loose))
+    found["blocks_decoded_before_per_s"] = chains * DEPTH / applied_s(prompts)
+    found["single_block_events_decoded_before_per_s"] = SINGLES / applied_s(loose)
     return found
 
 
@@ -161,7 +174,7 @@ def main() -> None:
             rows["dynamo"] = peer(chains)
         results[f"{chains * DEPTH} pages"] = rows
         for key in rows["kvrelay"]:
-            print(f"{chains * DEPTH:>9,} pages  {key:28}", *(f"{row.get(key, 0):14,.4g}" for row in rows.values()))
+            print(f"{chains * DEPTH:>9,} pages  {key:40}", *(f"{row.get(key, 0):14,.4g}" for row in rows.values()))
     results["rebuild_1048576_pages_s"] = asyncio.run(rebuild_s(1 << 20))
     print(f"a late router knows a store's 1,048,576 pages after {results['rebuild_1048576_pages_s']:.2f} s")
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
