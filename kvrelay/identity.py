@@ -20,6 +20,8 @@ NAME_BYTES = 16
 CONVERTIBLE_DTYPES = frozenset({"float32", "bfloat16"})
 """KV types that convert into each other with nothing but rounding; float16 would overflow."""
 
+_NEAR = "/near"
+
 _ROOT = b"kvrelay/root/1"
 _PAGE_HASH = hashlib.blake2b(digest_size=NAME_BYTES, person=b"kvrelay/page/2")
 """Only ever copied. A copy costs half of what a new object with its arguments does, and names are made for every page.
@@ -51,6 +53,16 @@ def root_name(fingerprint: Fingerprint, *, salt: str = "", adapter: str = "") ->
         parts.append(b"lossy " + fmt.lossy.encode())  # only then: the names of exact pages stay what they are
     digest = hashlib.blake2b(frame(parts), digest_size=NAME_BYTES, person=_ROOT)
     return PageName(digest.digest())
+
+
+def near_salt(salt: str) -> str:
+    """Salt for an engine that may answer from converted pages, so that its own cache keeps them from other requests."""
+    return salt + _NEAR
+
+
+def exact_salt(salt: str) -> str:
+    """What was given to ``near_salt``: the salt in the names of pages."""
+    return salt.removesuffix(_NEAR)
 
 
 def token_bytes(tokens: Sequence[int]) -> bytes:

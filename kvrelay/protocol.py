@@ -597,7 +597,10 @@ class DecodeLeg(Message, frozen=True, kw_only=True):
     home: str | None = None
     """Address of P's node store, when it is another than D's: the pages that D generates go there for the next turn."""
     page_dtypes: list[str] = []
-    """KV types of the pages that the transfers bring, where they are not D's own: it may load and convert those."""
+    """KV types of the pages that the transfers bring, where they are not D's own: it may load and convert those.
+
+    The request's ``cache_salt`` is then ``identity.near_salt``: D's own cache keeps what was converted apart.
+    """
 
 
 Handoff = PrefillLeg | DecodeLeg

@@ -21,7 +21,7 @@ from kvrelay.connector.unfilled import PlannedPages
 from kvrelay.errors import Malformed
 from kvrelay.protocol import DecodeLeg, NewPage, PrefillLeg, read_handoff
 from kvrelay.store.client import StoreClient
-from kvrelay.types import Engine, Fingerprint, PageName, SlotRef, Stage
+from kvrelay.types import Engine, PageFormat, PageName, SlotRef, Stage
 
 logger = logging.getLogger(__name__)
 
@@ -90,13 +90,19 @@ class SchedulerHalf:
         if not has_plain_identity(request) or request.num_tokens == 0:
             return
         leg = self._read_leg(request)
-        root = identity.root_name(self._engine.fingerprint, salt=request.cache_salt or "")
+        foreign = foreign_types(self._engine.fingerprint, leg.page_dtypes if isinstance(leg, DecodeLeg) else ())
+        salt = identity.exact_salt(request.cache_salt or "") if foreign else request.cache_salt or ""
+        root = identity.root_name(self._engine.fingerprint, salt=salt)
         transfer = leg.transfer if isinstance(leg, PrefillLeg) else None
         saves = SaveProgress(root, self._page_tokens, transfer, self._engine.page_writers)
         names = saves.names(request)
         transfers = leg.transfers if isinstance(leg, DecodeLeg) else []
-        foreign = foreign_types(self._engine.fingerprint, leg.page_dtypes if isinstance(leg, DecodeLeg) else ())
-        search = self._search(request, names, transfers, foreign)
+        if foreign:
+            # What its prefix is in the engine's cache may be converted, by this request or one before it.
+            saves.stop()
+        search = self._search(
+            request, names, transfers, [(other.format, identity.root_name(other, salt=salt)) for other in foreign]
+        )
         home = leg.home if isinstance(leg, DecodeLeg) else None
         self._requests[request.request_id] = Tracked(saves, search, transfers=tuple(transfers), home=home)
         if isinstance(leg, PrefillLeg):
@@ -115,17 +121,18 @@ class SchedulerHalf:
         request: EngineRequest,
         names: list[PageName],
         transfers: list[str],
-        foreign: Sequence[Fingerprint] = (),
+        foreign: Sequence[tuple[PageFormat, PageName]] = (),
     ) -> Search:
+        """``foreign``: formats that may be converted, and the root of each."""
+
         def look(ending: str, names: list[PageName]) -> Lookup:
             lease = f"{self._owner}/{request.request_id}{ending}"
             return Lookup(self._client, lease, names, transfers, now=self._clock(), wait_s=self._load_wait_s)
 
         others = []
-        for other in foreign:
-            root = identity.root_name(other, salt=request.cache_salt or "")
+        for other, root in foreign:
             named = identity.name_pages(root, request.all_token_ids, self._page_tokens)
-            others.append((other.format, look(f"/{other.format.dtype}", named)))
+            others.append((other, look(f"/{other.dtype}", named)))
         return Search(look("", names), others)
 
     # ------------------------------------------------------------ admission
@@ -177,8 +184,6 @@ class SchedulerHalf:
         tracked.load = self._load_job(request, found, blocks, end - external_tokens, end)
         tracked.load_bad = set()
         tracked.load_names, tracked.lease = found.lookup.names, found.lookup.lease
-        if found.format is not None:
-            tracked.saves.stop()
         tracked.saves.mark_present(set(range(len(found.lookup.usable()))), request.num_tokens)
         self._new_loads.append(tracked.load)
 

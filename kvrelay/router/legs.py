@@ -6,6 +6,7 @@ import msgspec
 
 from kvrelay.errors import Lost
 from kvrelay.fleet.flight import DecodeOrder, PrefillOrder
+from kvrelay.identity import near_salt
 from kvrelay.protocol import DecodeLeg, PrefillLeg, handoff_params
 from kvrelay.router.request import ClientRequest, Kind
 
@@ -32,7 +33,7 @@ def decode_body(request: ClientRequest, order: DecodeOrder, prompts: list[list[i
     """The client's body with token ids instead of text, so that the prompt is tokenised once."""
     leg = DecodeLeg(transfers=list(order.transfers), home=order.home, page_dtypes=list(order.page_dtypes))
     params = handoff_params(leg)
-    body = request.body | _salted(salt) | {"kv_transfer_params": params}
+    body = request.body | _salted(near_salt(salt) if leg.page_dtypes else salt) | {"kv_transfer_params": params}
     if keeps_text(request):
         return msgspec.json.encode(body)
     if request.kind is Kind.CHAT:

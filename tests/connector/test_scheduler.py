@@ -539,8 +539,8 @@ def converting_leg(*dtypes: str) -> dict[str, Any]:
     return handoff_params(DecodeLeg(transfers=["t"], page_dtypes=list(dtypes)))
 
 
-def names_as(dtype: str, request: FakeRequest) -> list[PageName]:
-    root = identity.root_name(identity.with_dtype(ENGINE.fingerprint, dtype))
+def names_as(dtype: str, request: FakeRequest, salt: str = "") -> list[PageName]:
+    root = identity.root_name(identity.with_dtype(ENGINE.fingerprint, dtype), salt=salt)
     return identity.name_pages(root, request.tokens, PAGE)
 
 
@@ -560,6 +560,22 @@ def test_pages_of_a_hinted_type_are_loaded_for_conversion_and_nothing_is_saved_u
     assert engine.step(request, 99, 41) == []
     engine.half.finished(request, [4, 5, 6])
     assert engine.late() == []
+
+
+def test_converted_pages_that_the_engine_kept_are_never_saved_under_exact_names(engine: Engine) -> None:
+    request = engine.arrive(prompt(100, kv_transfer_params=converting_leg("bfloat16"), cache_salt="tenant/near"))
+    assert engine.half.matched_tokens(request, 64) == 0
+    engine.half.allocated(request, [4, 5], 0)
+    assert engine.step(request, 64, 36) == []
+    engine.half.finished(request, [4, 5])
+    assert engine.late() == []
+
+
+def test_pages_to_convert_are_named_by_the_tenants_salt(engine: Engine) -> None:
+    request = prompt(100, kv_transfer_params=converting_leg("bfloat16"), cache_salt=identity.near_salt("tenant"))
+    engine.client.here = set(names_as("bfloat16", request, salt="tenant"))
+    engine.arrive(request)
+    assert engine.half.matched_tokens(request, 0) == 100
 
 
 def test_pages_of_the_engines_own_type_are_preferred(engine: Engine) -> None:

@@ -120,13 +120,14 @@ class Cluster:
         store_name: str = "s1",
         weights: str = "w1",
         model: str = "tiny",
+        dtype: str = "bfloat16",
         checked: bool = True,
         **more: Any,
     ) -> FakeVllm:
         """Start a fake worker and register it; once it is ready (and its rendering ``checked``), return."""
         fake = await self._stack.enter_async_context(FakeVllm(tokens=self.tokens, model=model, **more).serve())
         self.workers[name] = fake
-        await self.join(worker(name, role, url=fake.url, store=store_name, weights=weights, model=model))
+        await self.join(worker(name, role, url=fake.url, store=store_name, weights=weights, model=model, dtype=dtype))
         await until(lambda: self.is_ready(name))
         if checked:
             probes = 5 if fake.renders and not fake.render_shift else 2

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from kvrelay.config import RouterConfig
+from kvrelay.identity import near_salt
 from kvrelay.protocol import DecodeLeg, PrefillLeg, read_handoff
 from kvrelay.types import Role, Stage
 from tests.fleet.values import store
@@ -36,6 +37,16 @@ async def test_p_gets_token_ids_and_nothing_of_the_clients_body(cluster: Cluster
     (body,) = prefill.bodies()
     assert body.pop("kv_transfer_params")["kvrelay"]["push_to"] is None
     assert body == {"model": "tiny", "prompt": ids, "max_tokens": 1, "temperature": 0, "stream": False}
+
+
+async def test_a_d_that_may_convert_keeps_what_it_loads_apart_in_its_own_cache(model_folder: Path) -> None:
+    config = RouterConfig(port=0, control_port=0, convert_kv_dtype=True)
+    async with Cluster(model_folder, config) as cluster:
+        prefill, decode = await cluster.split(dtype="float32")
+        await cluster.complete()
+        assert "cache_salt" not in prefill.bodies()[0]
+        (body,) = decode.bodies()
+        assert (body["cache_salt"], decode_leg(body).page_dtypes) == (near_salt(""), ["float32"])
 
 
 async def test_d_gets_the_clients_body_with_ids_instead_of_text(cluster: Cluster) -> None:
