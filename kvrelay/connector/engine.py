@@ -87,6 +87,7 @@ def _refusals(vllm_config: Any, kv_cache_config: Any, page_tokens: int) -> list[
     parallel = vllm_config.parallel_config
     groups = kv_cache_config.kv_cache_groups
     kind = type(groups[0].kv_cache_spec).__name__ if groups else "none"
+    unequal = kind == "FullAttentionSpec" and groups[0].kv_cache_spec.head_size_v != groups[0].kv_cache_spec.head_size
     dtype = str(getattr(groups[0].kv_cache_spec, "dtype", "?")).removeprefix("torch.") if groups else "?"
     block_tokens = groups[0].kv_cache_spec.block_size if groups else page_tokens
     policy = vllm_config.kv_transfer_config.kv_load_failure_policy
@@ -97,6 +98,7 @@ def _refusals(vllm_config: Any, kv_cache_config: Any, page_tokens: int) -> list[
             f"only models with one full-attention KV cache group are supported, this one has {len(groups)} "
             f"({kind}); serve it without kvrelay, or for sliding windows add --disable-hybrid-kv-cache-manager",
         ),
+        (unequal, "models whose head_size_v is not their head_size are not supported; serve this one without kvrelay"),
         (vllm_config.model_config.is_encoder_decoder, "encoder-decoder models are not supported; serve them unsplit"),
         (parallel.pipeline_parallel_size > 1, "pipeline parallelism is not supported; use --pipeline-parallel-size 1"),
         (parallel.data_parallel_size > 1, "run one engine per worker (--data-parallel-size 1) and add workers"),

@@ -49,7 +49,13 @@ def vllm_config(**changed: Any) -> Any:
 
 
 def caches(kind: type[SimpleNamespace] = FullAttentionSpec, groups: int = 1, **changed: Any) -> Any:
-    fields = {"num_kv_heads": 4, "head_size": 32, "dtype": "torch.bfloat16", "block_size": 128} | changed
+    fields = {
+        "num_kv_heads": 4,
+        "head_size": 32,
+        "head_size_v": 32,
+        "dtype": "torch.bfloat16",
+        "block_size": 128,
+    } | changed
     group = SimpleNamespace(layer_names=["layer.0", "layer.1"], kv_cache_spec=kind(**fields))
     return SimpleNamespace(num_blocks=10, kv_cache_groups=[group] * groups)
 
@@ -81,6 +87,7 @@ def test_another_revision_of_the_model_is_another_engine() -> None:
 REFUSED: list[tuple[Any, Any, str]] = [
     (vllm_config(speculative_config=SimpleNamespace()), None, "speculative decoding"),
     (None, caches(MLAAttentionSpec), "MLAAttentionSpec"),
+    (None, caches(head_size_v=16), "head_size_v"),
     (None, caches(groups=2), "one full-attention KV cache group"),
     (vllm_config(cache_config__cache_dtype="fp8"), caches(dtype="torch.uint8"), "KV cache dtype fp8"),
     (vllm_config(parallel_config__pipeline_parallel_size=2), None, "--pipeline-parallel-size"),
