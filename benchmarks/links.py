@@ -69,7 +69,7 @@ class Ear:
             match await link.recv():
                 case TransferEvent(stage=Stage.ARRIVED) as event:
                     self.arrived[event.transfer].set()
-                case TransferEvent(stage=Stage.FAILED) as event:
+                case TransferEvent(stage=Stage.FAILED) as event if not self.arrived[event.transfer].is_set():
                     raise SystemExit(f"{event.transfer} failed: {event.reason}")
                 case Heartbeat(links=[way, *_]) if way.rank:
                     self.ready.set()

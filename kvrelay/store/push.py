@@ -22,6 +22,8 @@ from kvrelay.store.shelf import Shelf
 from kvrelay.store.transfers import Transfer
 from kvrelay.types import Codec, PageFormat, PageName, SlotRef, Transport
 
+OFFER_PAGES = 256
+"""Pages of one question: the peer makes room for the next ones while these are on their way."""
 BATCH_BYTES = 4 << 20
 """Payload of one message: long enough to hide its cost, short enough that pushes to one peer take turns."""
 
@@ -157,8 +159,9 @@ class Push:
         if not self._fresh:
             return None
         shards = self._pages[self._fresh[0]].shards
-        offer = [index for index in self._fresh if self._pages[index].shards == shards]
-        self._fresh = [index for index in self._fresh if self._pages[index].shards != shards]
+        offer = [index for index in self._fresh if self._pages[index].shards == shards][:OFFER_PAGES]
+        offered = set(offer)
+        self._fresh = [index for index in self._fresh if index not in offered]
         self._offers.append(offer)
         self.waits_since = now if self.waits_since is None else self.waits_since
         return PushPages(transfer=self.transfer.id, indices=offer, shards=shards)
