@@ -26,13 +26,19 @@ class Arenas:
 
     def of(self, format: PageFormat | None) -> Callable[[], Arena | None]:
         """How the loader's thread gets the arena that holds pages of ``format`` (None: the engine's own)."""
-        if format is None:
-            arena = self._own.arena
+        client = self.client(format)
+        if client is self._own:
+            arena = client.arena
             return lambda: arena
+        return lambda: client.arena if client.wait_attached(ATTACH_WAIT_S) else None
+
+    def client(self, format: PageFormat | None) -> StoreClient:
+        """The link that slots of ``format``'s arena are spoken of on (None: the engine's own)."""
+        if format is None:
+            return self._own
         if format not in self._others:
             self._others[format] = self._connect(format)
-        client = self._others[format]
-        return lambda: client.arena if client.wait_attached(ATTACH_WAIT_S) else None
+        return self._others[format]
 
     def close(self) -> None:
         """End the attachments that were made here."""

@@ -18,7 +18,7 @@ from kvrelay.connector.mover import LoadTarget
 from kvrelay.connector.plan import LoadJob
 from kvrelay.connector.staging import Staging
 from kvrelay.store.arena import Arena, Bools
-from kvrelay.types import SlotRef
+from kvrelay.types import PageFormat, SlotRef
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +34,8 @@ class LoadResult:
     bad_blocks: frozenset[int]
     suspects: tuple[SlotRef, ...]
     counts: dict[str, int]
+    format: PageFormat | None = None
+    """Of the suspects' arena, where it is not the engine's own."""
 
 
 class _Load:
@@ -135,7 +137,7 @@ class _Load:
             size = self._layout.block_tokens
             first = max(self.job.begin, self.job.pages[self.usable].start) // size
             bad = frozenset(self.job.blocks[first : -(-self.job.end // size)])
-        return LoadResult(self.job.request_id, bad, tuple(self.suspects), self.counts)
+        return LoadResult(self.job.request_id, bad, tuple(self.suspects), self.counts, self.job.format)
 
 
 class Loader:

@@ -62,6 +62,7 @@ class KvrelayConnector(KVConnectorBase_V1, SupportsHMA):
             lossy=self._settings.lossy,
         )
         self._names = layer_names(kv_cache_config)
+        self._key = Path(self._settings.key_file).read_bytes()  # links made later must not depend on the file
         self._requests: dict[str, EngineRequest] = {}
         self._scheduler: SchedulerHalf | None = None
         self._worker: WorkerHalf | None = None
@@ -85,7 +86,7 @@ class KvrelayConnector(KVConnectorBase_V1, SupportsHMA):
     def _connect(self, format: PageFormat, grant_slots: int = 0) -> StoreClient:
         client = StoreClient(
             Path(self._settings.store_socket),
-            Path(self._settings.key_file).read_bytes(),
+            self._key,
             owner=self._owner,
             format=format,
             grant_slots=grant_slots,

@@ -109,7 +109,7 @@ class WorkerHalf:
         # Also of a cancelled load: its request may still want the blocks. An aborted one holds them alone till now.
         self._bad_blocks |= result.bad_blocks
         if result.suspects:
-            self._client.suspect(list(result.suspects))
+            self._arenas.client(result.format).suspect(list(result.suspects))
         if result.counts:
             logger.info("load of %s: %s", result.request_id, result.counts)
             self._client.report(result.counts)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 import pytest
@@ -13,11 +14,12 @@ from kvrelay.connector.heads import RankHeads
 from kvrelay.connector.layout import BlockLayout, token_slots
 from kvrelay.connector.loader import Loader
 from kvrelay.connector.mover import HostMover
-from kvrelay.connector.plan import LoadJob, PageCopy, SaveJob
+from kvrelay.connector.plan import LoadJob, PageCopy, SaveJob, StepPlan
 from kvrelay.connector.saver import StepSaver
+from kvrelay.connector.worker import WorkerHalf
 from kvrelay.store.arena import Arena
 from kvrelay.store.client import StoreClient
-from kvrelay.types import PageFormat
+from kvrelay.types import PageFormat, SlotRef
 from tests.connector import caches
 from tests.connector.test_ranks import result_of
 
@@ -37,12 +39,18 @@ class Attached:
     def __init__(self, arena: Arena | None) -> None:
         self.arena = arena
         self.closed = False
+        self.suspected: list[SlotRef] = []
 
     def wait_attached(self, timeout_s: float) -> bool:
         return self.arena is not None
 
     def close(self) -> None:
         self.closed = True
+
+    def suspect(self, slots: Sequence[SlotRef]) -> None:
+        self.suspected += slots
+
+    def report(self, counts: dict[str, int]) -> None: ...
 
 
 @pytest.fixture(params=TYPES, ids=["float32", "bfloat16"])
@@ -77,6 +85,30 @@ def test_a_loaded_element_is_the_nearest_of_the_engines_type(
     came_from = BlockLayout(sent, caches.write_dim_major)
     for ours, theirs in zip(layout.gather(cache, *where), came_from.gather(sent, *where), strict=True):
         assert torch.equal(ours, theirs.to(own))
+
+
+def test_a_damaged_page_of_another_type_is_told_to_the_store_by_its_own_arena(
+    sender: tuple[Arena, list[PageCopy], torch.Tensor],
+) -> None:
+    arena, pages, sent = sender
+    arena.data[pages[1].slot, 0] ^= 1
+    own, other = Attached(arena), Attached(arena)
+    heads = RankHeads.of(0, 1, caches.HEADS)
+    mover = HostMover(BlockLayout(sent, caches.write_dim_major), lambda: None)
+    half = WorkerHalf(
+        cast(StoreClient, own),
+        {"layer.0": sent},
+        mover,
+        heads,
+        load_wait_s=1.0,
+        connect=lambda page_format: cast(StoreClient, other),
+    )
+    half.before_step(StepPlan(epoch=arena.epoch, loads=[LoadJob("r", TABLE, pages, 0, TOKENS, arena.format)]))
+    deadline = time.monotonic() + 10
+    while not half.collect() and time.monotonic() < deadline:
+        time.sleep(0.002)
+    half.close()
+    assert (own.suspected, [ref.slot for ref in other.suspected]) == ([], [pages[1].slot])
 
 
 def test_another_formats_arena_is_attached_once_and_closed_with_the_rest() -> None:
