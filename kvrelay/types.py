@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 from typing import NamedTuple, NewType
 
@@ -143,8 +144,19 @@ class Engine(Value, frozen=True, kw_only=True):
     max_model_len: int
     max_batched_tokens: int
     """Token budget of one step: the size of a prefill chunk."""
+    shared_chunk_tokens: int = 0
+    """Most tokens of one prompt in a step that others could use too; 0: one prompt may take the whole step."""
     tensor_parallel: int = 1
     """Ranks that share the model's heads."""
+
+    @property
+    def overtaken_share(self) -> float:
+        """Of the time that a prompt takes which comes later, what a long one before it takes of the engine meanwhile.
+
+        Infinite where prompts are computed strictly one after the other.
+        """
+        left = self.max_batched_tokens - self.shared_chunk_tokens
+        return self.shared_chunk_tokens / left if 0 < self.shared_chunk_tokens < self.max_batched_tokens else math.inf
 
     @property
     def page_writers(self) -> int:

@@ -72,6 +72,7 @@ def describe_engine(
         block_tokens=spec.block_size,
         max_model_len=vllm_config.model_config.max_model_len,
         max_batched_tokens=vllm_config.scheduler_config.max_num_batched_tokens,
+        shared_chunk_tokens=vllm_config.scheduler_config.long_prefill_token_threshold,
         tensor_parallel=vllm_config.parallel_config.tensor_parallel_size,
     )
 

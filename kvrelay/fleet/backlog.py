@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 
 from kvrelay.types import Value
@@ -53,14 +54,20 @@ class Backlog:
         # Anew, and not less what has gone: sums of floats would drift.
         self._sum_s = sum(promise.seconds for promise in self._promises.values())
 
-    def wait_s(self, now: float) -> float:
-        """Seconds until a prompt that comes now is begun."""
+    def wait_s(self, now: float, at_most_s: float = math.inf) -> float:
+        """Seconds by which the promised prompts delay one that comes now.
+
+        None of them delays it by more than ``at_most_s``: an engine that shares its steps lets a short prompt overtake.
+        """
         if self._promises:
             self._expire(now)
         if not self._promises:
             return 0.0
-        head = next(iter(self._promises.values()))
-        return self._sum_s - min(head.seconds, max(0.0, now - self._head_since_s))
+        head, *others = self._promises.values()
+        left_s = head.seconds - min(head.seconds, max(0.0, now - self._head_since_s))
+        if at_most_s == math.inf:
+            return self._sum_s - head.seconds + left_s
+        return min(left_s, at_most_s) + sum(min(other.seconds, at_most_s) for other in others)
 
     def _expire(self, now: float) -> None:
         while self._promises:

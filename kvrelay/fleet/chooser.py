@@ -16,6 +16,7 @@ from kvrelay.fleet.rates import Law
 from kvrelay.fleet.workers import Fleet, Handoff
 from kvrelay.policy.cost import Flags, Prompt, Readers, Ways, Writers, uncached_tokens
 from kvrelay.policy.fit import Floats
+from kvrelay.policy.perf import prefill_seconds
 from kvrelay.policy.route import Decision, choose
 from kvrelay.types import PageName, Role, Value, WorkerInfo
 
@@ -119,7 +120,7 @@ class Chooser:
         self, prompt: Prompt, names: Sequence[PageName], ground: Ground, pairs: Flags, own: Flags, now: float
     ) -> Pick | None:
         depths = self._holdings.depths(names)
-        readers = self._readers(ground.reading, depths, now)
+        readers = self._readers(ground.reading, depths, prompt, now)
         writers = self._writers(ground.writing, depths, own, prompt, now)
         matrices = self._loads.links.between(ground.reading.stores, ground.writing.stores)
         decision = choose(prompt, readers, writers, Ways(pairs, *matrices))
@@ -156,18 +157,22 @@ class Chooser:
 
     # ------------------------------------------------------------ vectors
 
-    def _readers(self, place: Place, depths: Mapping[str, int], now: float) -> Readers:
+    def _readers(self, place: Place, depths: Mapping[str, int], prompt: Prompt, now: float) -> Readers:
         loads, names = self._loads, place.names
+        rates = self._experience.rates(names)[Law.PREFILL.value]
+        # Without what is cached, which differs from worker to worker: a prompt that is short is so anyway.
+        own_s = prefill_seconds(rates, np.array([prompt.tokens]), np.zeros(1))
+        at_most_s = (place.overtaken_share * own_s).tolist()
         return Readers(
             names=names,
-            rates=self._experience.rates(names)[Law.PREFILL.value],
-            queue_s=_row([loads.wait_s(name, now) for name in names]),
+            rates=rates,
+            queue_s=_row([loads.wait_s(name, now, most) for name, most in zip(names, at_most_s, strict=True)]),
             sources=self._holdings.sources(place, depths),
             last_chosen=np.array([loads.last_chosen(name) for name in names], dtype=np.int64),
         )
 
     def _writers(self, place: Place, depths: Mapping[str, int], computes: Flags, prompt: Prompt, now: float) -> Writers:
-        loads, readers = self._loads, self._readers(place, depths, now)
+        loads, readers = self._loads, self._readers(place, depths, prompt, now)
         rates = self._experience.rates(readers.names)
         return Writers(
             readers=readers,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 from kvrelay.errors import Overloaded
@@ -18,6 +19,11 @@ from kvrelay.policy.cost import Item
 
 SURE_AFTER = 8
 """Prefills seen of a worker before somebody is refused for what it is predicted to take."""
+MUCH_SHORTER = 4.0
+"""A prompt overtakes those that wait in the router when they take so many times as long on average: a P that shares its
+steps computes it beside them, and hardly slower for it."""
+CRUMB_SHARE = 0.02
+"""Of D's KV: who overtakes takes no more, since those that wait may do so for KV."""
 ALWAYS_QUEUED = 2
 """Prompts that a P may have at any time, however long they are: one to compute and one to follow at once."""
 
@@ -85,9 +91,17 @@ class Door:
             ttft_s=chosen.ttft_s,
             tpot_s=chosen.tpot_s,
             room=self.has_room(pick, alone=alone, now=now),
+            overtakes=self._overtakes(pick),
             sure=self._experience.prefill(reader.name).seen >= SURE_AFTER,
             alone=alone and not self.waiting,
         )
+
+    def _overtakes(self, pick: Pick) -> bool:
+        """Much shorter than those that wait, and no more than a crumb of the KV that they may be waiting for."""
+        own_s, reader = dict(pick.decision.chosen.items)[Item.PREFILL], pick.prefill or pick.decode
+        much_shorter = bool(self.waiting) and MUCH_SHORTER * own_s <= self.waiting.mean_s
+        crumb = pick.kv_tokens <= CRUMB_SHARE * pick.decode.engine.kv_tokens
+        return much_shorter and crumb and reader.engine.overtaken_share < math.inf
 
     def has_room(self, pick: Pick, *, alone: bool, now: float) -> bool:
         """D has KV for the whole answer before P begins, and P's own queue is short."""
@@ -98,8 +112,10 @@ class Door:
         return held + pick.kv_tokens <= pick.decode.engine.kv_tokens or not self._loads.sequences[name]
 
     def _is_short(self, pick: Pick, now: float) -> bool:
-        reader = (pick.prefill or pick.decode).name
-        return self._loads.prompts(reader) < ALWAYS_QUEUED or self._loads.wait_s(reader, now) <= self._limits.queue_s
+        reader, items = pick.prefill or pick.decode, dict(pick.decision.chosen.items)
+        at_most_s = reader.engine.overtaken_share * items[Item.PREFILL]
+        queued_s = self._loads.wait_s(reader.name, now, at_most_s)
+        return self._loads.prompts(reader.name) < ALWAYS_QUEUED or queued_s <= self._limits.queue_s
 
     def overdue(self, now: float) -> list[Refuse]:
         """Those who waited too long are turned away."""

@@ -25,6 +25,8 @@ class Place:
     names: tuple[str, ...]
     kv_tokens: Floats
     """Capacity of each."""
+    overtaken_share: Floats
+    """See ``Engine``."""
     stores: Integers
     """Rows of ``Links``."""
     store_keys: tuple[str, ...]
@@ -90,6 +92,7 @@ class Grounds:
             workers=workers,
             names=tuple(worker.name for worker in workers),
             kv_tokens=np.array([worker.engine.kv_tokens for worker in workers], dtype=np.float64),
+            overtaken_share=np.array([worker.engine.overtaken_share for worker in workers], dtype=np.float64),
             stores=self._links.rows(stores),
             store_keys=tuple(map(store_key, stores)),
         )

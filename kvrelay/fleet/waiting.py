@@ -69,6 +69,11 @@ class WaitingRoom:
             if level >= priority
         )
 
+    @property
+    def mean_s(self) -> float:
+        """Mean predicted work of those that wait; 0 without any."""
+        return self.ahead_s(min(self._lines)) / len(self) if self._lines else 0.0
+
     def head(self) -> Waiting | None:
         """Whose turn it is."""
         if not self._priorities:

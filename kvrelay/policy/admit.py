@@ -43,6 +43,8 @@ class Outlook(Value, frozen=True, kw_only=True):
     tpot_s: float
     room: bool = True
     """Its workers can take it: D has KV for it, and P's queue is short."""
+    overtakes: bool = False
+    """It is much shorter than those that wait, for a P that computes such prompts beside long ones."""
     sure: bool = False
     """The predictions are of measured workers."""
     alone: bool = False
@@ -87,17 +89,18 @@ def judge(slo: Slo, outlook: Outlook, limits: Limits) -> Accepted | Held | Turne
     Waiting never makes a first token come sooner, so who would miss it is refused now, while another cluster may
     still make it.
     """
-    first_s = outlook.waited_s + outlook.ahead_s + outlook.ttft_s
+    ahead_s = 0.0 if outlook.overtakes and outlook.room else outlook.ahead_s
+    first_s = outlook.waited_s + ahead_s + outlook.ttft_s
     if outlook.sure and not outlook.alone:
         if slo.ttft_s is not None and first_s > slo.ttft_s:
             return _too_late("first token", first_s, slo.ttft_s, "ttft")
         if slo.tpot_s is not None and outlook.tpot_s > slo.tpot_s:
             return _too_late("next token", outlook.tpot_s, slo.tpot_s, "tpot")
-    if limits.hold_s == 0.0 or outlook.alone or (outlook.room and outlook.ahead_s == 0.0):
+    if limits.hold_s == 0.0 or outlook.alone or (outlook.room and ahead_s == 0.0):
         return Accepted()
-    if outlook.ahead_s > limits.hold_s:
-        why = f"{outlook.ahead_s:.1f} s of work wait before this request; retry later"
-        return Turned(reason=why, kind="queue", after_s=max(RETRY_AFTER_S, outlook.ahead_s - limits.hold_s))
+    if ahead_s > limits.hold_s:
+        why = f"{ahead_s:.1f} s of work wait before this request; retry later"
+        return Turned(reason=why, kind="queue", after_s=max(RETRY_AFTER_S, ahead_s - limits.hold_s))
     return Held(until_s=_until(slo, outlook, limits))
 
 

@@ -35,7 +35,7 @@ def vllm_config(**changed: Any) -> Any:
             is_encoder_decoder=False, max_model_len=1024, total=4, get_total_num_kv_heads=lambda: 4
         ),
         kv_transfer_config=SimpleNamespace(kv_load_failure_policy="recompute"),
-        scheduler_config=SimpleNamespace(max_num_batched_tokens=128),
+        scheduler_config=SimpleNamespace(max_num_batched_tokens=128, long_prefill_token_threshold=64),
         cache_config=SimpleNamespace(cache_dtype="auto"),
         speculative_config=None,
     )

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
+import pytest
+
 from kvrelay.fleet.backlog import Backlog, Promise
 
 
@@ -38,6 +42,15 @@ def test_a_prompt_that_nobody_tells_of_is_done_when_its_time_has_passed() -> Non
     assert len(line) == 0
     line.add("2", Promise(seconds=1.0), 20.0)
     assert line.wait_s(20.5) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("at_most_s", "now", "wait_s"), [(math.inf, 10.0, 5.0), (0.1, 10.0, 0.2), (2.5, 11.0, 3.5), (0.5, 12.0, 0.5)]
+)
+def test_a_short_prompt_is_delayed_by_each_long_one_only_while_it_is_computed(
+    at_most_s: float, now: float, wait_s: float
+) -> None:
+    assert backlog(2.0, 3.0).wait_s(now, at_most_s) == pytest.approx(wait_s)
 
 
 def test_its_repr_is_a_status_line() -> None:

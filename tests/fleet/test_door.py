@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from kvrelay.errors import Overloaded
@@ -60,6 +61,21 @@ def test_a_p_has_one_prompt_to_compute_and_one_to_follow_and_the_others_wait() -
     assert isinstance(start, Start)
     assert start.request_id == "r2"
     brain.check_invariants()
+
+
+@pytest.mark.parametrize(("shared_chunk_tokens", "kind"), [(0, Waits), (16, Plan)])
+def test_a_short_prompt_does_not_wait_for_long_ones_where_it_may_overtake_them(
+    shared_chunk_tokens: int, kind: type[Plan] | type[Waits]
+) -> None:
+    brain = fleet(Limits(queue_s=1.0, hold_s=10.0), kv_tokens=100_000)
+    sharing = worker("p0", Role.PREFILL)
+    engine = msgspec.structs.replace(sharing.engine, shared_chunk_tokens=shared_chunk_tokens)
+    brain.register_worker(msgspec.structs.replace(sharing, engine=engine), 0.0)
+    for tokens in (1000, 5) * 20:
+        brain.experience.saw("p0", lambda perf, tokens=tokens: perf.saw_prefill(tokens, 0, 0.005 * tokens))  # type: ignore[misc]
+    for number in range(3):
+        brain.begin(ask(f"long {number}", 1000), 0.0)
+    assert isinstance(brain.begin(ask("short", 5), 0.0), kind)
 
 
 def test_tenants_that_wait_take_turns() -> None:

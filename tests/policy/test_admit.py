@@ -43,6 +43,7 @@ def test_who_is_turned_away_is_told_when_to_come_back(back_in_s: float, after_s:
         (Slo(ttft_s=1.0), {"waited_s": 0.5}, Accepted),
         (Slo(ttft_s=1.0), {"waited_s": 0.51}, Turned),
         (Slo(ttft_s=1.0), {"ahead_s": 0.51}, Turned),
+        (Slo(ttft_s=1.0), {"ahead_s": 0.51, "overtakes": True}, Accepted),
         (Slo(tpot_s=0.02), {}, Accepted),
         (Slo(tpot_s=0.019), {}, Turned),
         # Nobody is refused on a guess, nor when nobody else is there.
@@ -68,6 +69,8 @@ def test_a_refusal_says_how_late_it_would_be_and_when_to_retry() -> None:
     [
         (HOLDS, {"room": False}, Held),
         (HOLDS, {"ahead_s": 3.0}, Held),
+        (HOLDS, {"ahead_s": 3.0, "overtakes": True}, Accepted),
+        (HOLDS, {"ahead_s": 3.0, "overtakes": True, "room": False}, Held),
         (HOLDS, {"ahead_s": 10.1}, Turned),
         (HOLDS, {"room": False, "alone": True}, Accepted),
         (Limits(), {"room": False, "ahead_s": 99.0}, Accepted),
