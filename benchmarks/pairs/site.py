@@ -1,4 +1,4 @@
-"""Unlike engines at one store, without a router: a test asks for each leg of a hand-off itself."""
+"""Unlike engines at one store, without a router: tests and benchmarks ask for each leg of a hand-off themselves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from kvrelay.deploy.worker import WorkerPlan, read_engine, worker_engine
 from kvrelay.protocol import DecodeLeg, Handoff, PrefillLeg, engine_key, handoff_params
 from kvrelay.store.daemon import run_store
 from kvrelay.types import Engine, Role
-from tests.serving.probe import prompt_tokens
 
 KEY = b"k" * 32
 START_WAIT_S = 400.0
@@ -31,6 +30,9 @@ class Kind:
     tensor_parallel: int = 1
     block_tokens: int = 128
     dtype: str = "float32"
+    cpus: str = ""
+    """Cores to pin it to; all when empty."""
+    kv_cache_bytes: int = 8 << 20
 
     @property
     def name(self) -> str:
@@ -42,7 +44,8 @@ class Kind:
             worker=WorkerConfig(
                 tensor_parallel=self.tensor_parallel,
                 block_tokens=self.block_tokens,
-                kv_cache_bytes=8 << 20,
+                kv_cache_bytes=self.kv_cache_bytes,
+                cpus=self.cpus,
                 max_batched_tokens=128,
                 max_model_len=1024,
             ),
@@ -101,6 +104,9 @@ class Site:
     def _engine_file(self, kind: Kind) -> Path:
         return self._folder / f"{kind.name}.json"
 
+    def url(self, kind: Kind) -> str:
+        return self._urls[kind]
+
     async def ask(self, kind: Kind, ids: list[int], leg: Handoff | None = None, **fields: Any) -> dict[str, Any]:
         """One greedy completion of ``kind``'s engine; its first choice."""
         body = {"model": "tiny", "prompt": ids, "temperature": 0, "ignore_eos": True, "return_token_ids": True} | fields
@@ -114,10 +120,7 @@ class Site:
     async def hand_over(self, prefill: Kind, decode: Kind, ids: list[int], **fields: Any) -> dict[str, Any]:
         """What ``decode`` answers from the pages that ``prefill`` wrote."""
         transfer = secrets.token_hex(4)
-        legs = PrefillLeg(transfer=transfer, push_to=None), DecodeLeg(transfers=[transfer])
+        dtypes = [prefill.dtype] if prefill.dtype != decode.dtype else []
+        legs = PrefillLeg(transfer=transfer, push_to=None), DecodeLeg(transfers=[transfer], page_dtypes=dtypes)
         await self.ask(prefill, ids, legs[0], max_tokens=1)
         return await self.ask(decode, ids, legs[1], **fields)
-
-    async def prompt_tokens(self, kind: Kind) -> dict[str, float]:
-        """Where the engine's prompt tokens came from."""
-        return await prompt_tokens(self._http, self._urls[kind])
