@@ -87,9 +87,14 @@ class BrainReadings:
             yield from _counts("worker", name, member.counts)
 
     def _stranded(self) -> Iterator[Reading]:
-        sentence = "1 for a worker that no other can exchange KV with, by the field that differs."
         for row in stranded(self._brain, self._clock()):
-            yield "kvrelay_worker_stranded", sentence, {"worker": row["worker"], "field": row["reason"]}, 1
+            who = {"worker": row["worker"], "field": row["reason"]}
+            yield (
+                "kvrelay_worker_stranded",
+                "1: no other worker can exchange KV with it; by field.",
+                who,
+                1,
+            )
 
     def _stores(self) -> Iterator[Reading]:
         now = self._clock()
