@@ -24,10 +24,10 @@ from kvrelay.deploy.model import fetch
 
 SINGLE = Kind(dtype="float32", cpus="0", kv_cache_bytes=256 << 20)
 HALF = Kind(dtype="bfloat16", cpus="1", kv_cache_bytes=256 << 20)
-PROMPTS = 32
+PROMPTS = 20
 LENGTHS = (60, 130, 260, 400)
 """Tokens of the prompts, in turn; none is whole pages."""
-ANSWER_TOKENS = 32
+ANSWER_TOKENS = 16
 TOP = 20
 RESULTS = Path(__file__).parent / "results" / "conversion.json"
 
@@ -45,7 +45,7 @@ class Error:
     first_token_equal: float
     """Share of the prompts."""
     answer_equal: float
-    """Share of the prompts whose 32 greedy tokens are all equal."""
+    """Share of the prompts whose 16 greedy tokens are all equal."""
 
     @property
     def row(self) -> str:
