@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 
-from kvrelay.identity import name_pages, root_name
+from kvrelay.identity import NAMING_VERSION, name_pages, root_name
 from kvrelay.types import Fingerprint, PageFormat
 
 PAGE_TOKENS = 32
@@ -15,7 +15,7 @@ ROUNDS = 200
 def fingerprint() -> Fingerprint:
     """That of SmolLM2-135M in bfloat16."""
     form = PageFormat(layers=30, kv_heads=3, head_dim=64, dtype="bfloat16", page_tokens=PAGE_TOKENS)
-    return Fingerprint(weights="weights", weights_epoch=0, format=form, naming=1, engine="none")
+    return Fingerprint(weights="weights", weights_epoch=0, format=form, naming=NAMING_VERSION, engine="none")
 
 
 def median_s(prompt_tokens: int) -> float:

@@ -197,7 +197,7 @@ def metrics_page() -> str:
 def store_counts() -> Iterator[tuple[str, str]]:
     """Each count that the code keeps, and whether a store or a worker does."""
     for room, who in (("store", "store"), ("connector", "worker")):
-        for name in {name for path in (PACKAGE / room).glob("*.py") for name in counts_in(path.read_text())}:
+        for name in {name for path in (PACKAGE / room).rglob("*.py") for name in counts_in(path.read_text())}:
             yield name, who
 
 

@@ -90,7 +90,7 @@ def _count_names(node: ast.AST) -> Iterator[str]:
     match node:
         case ast.Call(func=ast.Attribute(attr="add", value=owner), args=[name, *_]) if "counts" in ast.unparse(owner):
             yield _text(name)
-        case ast.Call(func=ast.Attribute(attr="report"), args=[ast.Dict() as counts]):
+        case ast.Call(func=ast.Attribute(attr="report" | "_report"), args=[ast.Dict() as counts]):
             yield from _keys(counts)
         case ast.Call(func=ast.Attribute(attr="give_up_from"), args=[_, reason]):
             yield _text(reason)

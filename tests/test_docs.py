@@ -138,7 +138,14 @@ def test_every_metric_that_is_served_is_in_the_reference() -> None:
 def test_every_count_that_a_store_knows_is_in_the_reference() -> None:
     listed = {name for name, _ in store_counts()}
     assert set(KNOWN) <= listed
-    assert {"load_stalled", "load_cancelled", "pages_not_saved_no_slot", "saves_crashed", "links_refused"} <= listed
+    assert {
+        "load_stalled",
+        "load_cancelled",
+        "pages_not_saved_no_slot",
+        "saves_crashed",
+        "saves_behind",
+        "links_refused",
+    } <= listed
     assert all(name in (DOCS / "reference" / "metrics.md").read_text() for name in listed)
 
 
