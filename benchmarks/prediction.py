@@ -21,11 +21,11 @@ from benchmarks.split import Kvrelay, config, kvrelay
 from kvrelay.config import RouterConfig
 
 LENGTHS = (24, 96, 300, 900)
-ROUNDS = 18
+ROUNDS = 14
 """Of every length once, one request at a time; afterwards two at a time."""
-PAIRS = 16
+PAIRS = 8
 OUTPUT_TOKENS = 12
-LEARNING = 50
+LEARNING = 40
 """Requests after which predictions have to hold."""
 RESULTS = Path(__file__).parent / "results" / "prediction.json"
 
@@ -68,7 +68,7 @@ def error(rows: Sequence[dict[str, Any]], predicted: str, seen: str) -> float:
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Medians by how much the router had seen."""
     alone = len(LENGTHS) * ROUNDS
-    parts = {"first_20": rows[:20], "after_50": rows[LEARNING:alone], "two_at_a_time": rows[alone:]}
+    parts = {"first_20": rows[:20], "after_40": rows[LEARNING:alone], "two_at_a_time": rows[alone:]}
     return {
         name: {
             "requests": len(part),
