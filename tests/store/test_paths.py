@@ -429,7 +429,7 @@ async def test_closing_frees_every_descriptor(tmp_path: Path) -> None:
                 await eventually(lambda ends=ends: arrived(ends.d, [0]))  # type: ignore[misc]
         gc.collect()
         open_after.append(len(os.listdir("/proc/self/fd")))
-    assert open_after[1] == open_after[2]
+    assert open_after[2] <= open_after[1]  # what other tests left may be freed meanwhile
 
 
 # ---------------------------------------------------------------- the choice
