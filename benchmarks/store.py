@@ -6,6 +6,7 @@ Run:  python -m benchmarks.store            (an idle machine with two cores or m
 from __future__ import annotations
 
 import asyncio
+import functools
 import mmap
 import multiprocessing
 import statistics
@@ -95,10 +96,10 @@ def measure() -> dict[str, float]:
         pages = [(name, payload, FORMAT.page_tokens) for name, payload in zip(names, data, strict=True)]
         acts: dict[str, Callable[[], object]] = {
             "copy": lambda: np.copyto(target, source),
-            "put": lambda pages=pages: near.put_many(pages),  # type: ignore[misc]
-            "push": lambda names=names, serial=serial: push(near, far, names, address, serial),  # type: ignore[misc]
-            "get": lambda names=names: near.get_into(names, places),  # type: ignore[misc]
-            "exists": lambda names=names: ask_often(near, (names * 3)[:200]),  # type: ignore[misc]
+            "put": functools.partial(near.put_many, pages),
+            "push": functools.partial(push, near, far, names, address, serial),
+            "get": functools.partial(near.get_into, names, places),
+            "exists": functools.partial(ask_often, near, (names * 3)[:200]),
         }
         for name, act in acts.items():
             taken[name].append(seconds(act))

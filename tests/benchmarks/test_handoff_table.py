@@ -53,7 +53,8 @@ def test_nixl_is_held_against_nixl_alone_and_left_out_where_it_is_not() -> None:
 
 def test_a_link_that_could_not_be_shaped_gives_no_row() -> None:
     assert rows({"link": {"skipped": "needs root"}}) == []
-    assert rows({"link": {"auto": {"exposed_share": 0.01}}})[0].met
+    measured = {"exposed_share": 0.2, "codecs": {"auto": {"exposed_share": 0.2}, "raw": {"exposed_share": 0.01}}}
+    assert [row.met for row in rows({"link": measured})] == [False]
 
 
 def test_what_missed_its_target_says_so() -> None:
