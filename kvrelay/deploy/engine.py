@@ -87,7 +87,7 @@ def engine_command(spec: EngineSpec) -> list[str]:
         *("--kv-cache-memory-bytes", str(spec.kv_cache_bytes)),
         *("--max-num-batched-tokens", str(spec.max_batched_tokens)),
         *("--tensor-parallel-size", str(spec.tensor_parallel)),
-        *("--long-prefill-token-threshold", str(spec.shared_chunk_tokens)),
+        *("--long-prefill-token-threshold", str(_shared_chunk_tokens(spec))),
         "--enable-prompt-tokens-details",
         "--enable-scale-out",
         "--no-enable-log-requests",
@@ -98,6 +98,11 @@ def engine_command(spec: EngineSpec) -> list[str]:
         *spec.extra_flags,
     ]
     return [sys.executable, "-m", "kvrelay.deploy.engine_main", *flags]
+
+
+def _shared_chunk_tokens(spec: EngineSpec) -> int:
+    """vLLM refuses a limit that no prompt can reach."""
+    return min(spec.shared_chunk_tokens, spec.max_model_len or spec.shared_chunk_tokens)
 
 
 def _sizes(spec: EngineSpec) -> list[str]:

@@ -68,6 +68,11 @@ def test_a_long_prompt_leaves_room_in_a_step_for_others_and_takes_all_of_it_when
     assert value(engine_command(greedy), SHARED_FLAG) == "0"
 
 
+def test_what_one_prompt_may_take_is_never_more_than_the_longest_prompt() -> None:
+    config = Config(worker=WorkerConfig(shared_chunk_tokens=64, max_model_len=48))
+    assert value(engine_command(engine_spec(config, Path("/models/m"), port=1, cpus=(0,))), SHARED_FLAG) == "48"
+
+
 def test_a_block_size_that_the_engine_lacks_is_refused() -> None:
     with pytest.raises(Misconfigured, match=r"block_tokens is 48; .* multiple of 32"):
         engine_command(msgspec.structs.replace(SPEC, block_tokens=48))
