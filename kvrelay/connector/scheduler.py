@@ -6,7 +6,6 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -17,6 +16,7 @@ from kvrelay.connector.lookup import Lookup
 from kvrelay.connector.plan import LoadJob, PageCopy, SaveJob, StepPlan
 from kvrelay.connector.saves import SaveProgress
 from kvrelay.connector.search import Found, Search, foreign_types
+from kvrelay.connector.tracked import Tracked
 from kvrelay.connector.unfilled import PlannedPages
 from kvrelay.errors import Malformed
 from kvrelay.protocol import DecodeLeg, NewPage, PrefillLeg, read_handoff
@@ -24,30 +24,6 @@ from kvrelay.store.client import StoreClient
 from kvrelay.types import Engine, PageFormat, PageName, SlotRef, Stage
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass
-class Tracked:
-    """One request that the engine holds."""
-
-    saves: SaveProgress
-    search: Search | None
-    lease: str = ""
-    """Holds the pins of the load in flight."""
-    no_load: bool = False
-    """A load of this request failed: the rest is computed, or the engine would ask for ever."""
-    load: LoadJob | None = None
-    """In flight: from the allocation of blocks to the worker's report."""
-    load_bad: set[int] = field(default_factory=set)
-    """Its blocks that one of the engine's ranks could not fill; the ranks report at different times."""
-    load_names: list[PageName] = field(default_factory=list)
-    """Names of the load's pages, from the prompt's first one on."""
-    transfers: tuple[str, ...] = ()
-    """Transfers that bring this request's pages (decode leg)."""
-    home: str | None = None
-    """Store of another node to which the generated pages go."""
-    prefill_started: bool = False
-    last_chunk_seen: bool = False
 
 
 class SchedulerHalf:

@@ -21,7 +21,7 @@ from kvrelay.store.arena import Arena
 from kvrelay.store.client import StoreClient
 from kvrelay.types import PageFormat, SlotRef
 from tests.connector import caches
-from tests.connector.test_ranks import result_of
+from tests.connector.reports import result_of
 
 TOKENS, PAGE = 70, 32
 TABLE = [3, 1]

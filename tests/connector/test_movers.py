@@ -4,7 +4,6 @@ run in the worst order that is allowed, and on a GPU where there is one."""
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable, Iterator
 from typing import cast
 
@@ -13,7 +12,7 @@ import torch
 
 from kvrelay.connector.heads import RankHeads
 from kvrelay.connector.layout import BlockLayout
-from kvrelay.connector.loader import Loader, LoadResult
+from kvrelay.connector.loader import Loader
 from kvrelay.connector.plan import LoadJob, PageCopy, SaveJob, StepPlan
 from kvrelay.connector.saver import canonical
 from kvrelay.connector.worker import WorkerHalf
@@ -23,6 +22,7 @@ from kvrelay.store.copying import read_page, write_page
 from kvrelay.types import PageFormat, SlotRef
 from tests.connector import caches, movers
 from tests.connector.movers import LAYERS, EngineBench
+from tests.connector.reports import result_of
 from tests.connector.sim_device import Schedule
 from tests.connector.test_worker import no_other
 
@@ -111,18 +111,9 @@ def load(bench: EngineBench, arena: Arena, copies: list[PageCopy], table: list[i
     bench.go()
     loader.start(LoadJob("request", table, copies, 0, TOKENS), lambda: arena, arena.epoch)
     try:
-        assert not first_result(loader).bad_blocks
+        assert not result_of(loader).bad_blocks
     finally:
         loader.close()
-
-
-def first_result(loader: Loader) -> LoadResult:
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        if results := loader.collect():
-            return results[0]
-        time.sleep(0.002)
-    raise AssertionError(f"the load was never reported: {loader}")
 
 
 def arrived(arena: Arena, written: Prompt, first_slot: int = 0) -> list[PageCopy]:

@@ -17,6 +17,7 @@ from kvrelay.connector.saver import StepSaver
 from kvrelay.store.arena import Arena, Checksums, Ints, SlotState
 from kvrelay.types import WHOLE, PageFormat, Shard
 from tests.connector import caches
+from tests.connector.reports import result_of
 
 LAYERS = 3
 PAGE = 32
@@ -41,13 +42,7 @@ class Receiver:
         return self.result()
 
     def result(self) -> LoadResult:
-        deadline = time.monotonic() + 5
-        while time.monotonic() < deadline:
-            if results := self.loader.collect():
-                assert self.loader.collect() == []
-                return results[0]
-            time.sleep(0.002)
-        raise AssertionError("the load was never reported")
+        return result_of(self.loader)
 
     def tokens(self, layer: int, start: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         return self.layout.gather(self.layers[layer], *token_slots(self.table, start, count, caches.BLOCK_TOKENS))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -17,6 +16,7 @@ from kvrelay.connector.saver import StepSaver
 from kvrelay.store.arena import Arena
 from kvrelay.types import PageFormat, Shard
 from tests.connector import caches
+from tests.connector.reports import result_of
 
 LAYERS = 2
 PAGE = 32
@@ -68,15 +68,6 @@ class Engine:
     def close(self) -> None:
         for loader in self.loaders:
             loader.close()
-
-
-def result_of(loader: Loader) -> LoadResult:
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        if results := loader.collect():
-            return results[0]
-        time.sleep(0.002)
-    raise AssertionError("the load was never reported")
 
 
 @pytest.fixture(params=[4, 2])
