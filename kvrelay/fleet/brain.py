@@ -284,12 +284,14 @@ class Brain:
             raise Overloaded(f"worker {flight.decode.worker} is gone; retry", RETRY_AFTER_S)
         # Pages went to the store of the D that was chosen first; elsewhere the transfers mean nothing.
         near = member.info.store == flight.aimed_at.store
+        own_dtype = member.info.engine.fingerprint.format.dtype
         return DecodeOrder(
             worker=member.info.name,
             url=member.info.url,
             transfers=flight.transfers() if near else (),
             home=self._home(flight, member.info, now),
-            page_dtypes=flight.page_dtypes(member.info.engine.fingerprint.format.dtype) if near else (),
+            # A D that takes over was not paired with P: whether it may convert is to be asked again.
+            page_dtypes=flight.page_dtypes(own_dtype) if near and self.fleet.converts_kv_dtype else (),
         )
 
     def _home(self, flight: Flight, decode: WorkerInfo, now: float) -> str | None:

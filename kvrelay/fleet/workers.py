@@ -172,7 +172,8 @@ class Fleet:
     def __init__(self, dead_after_s: float, *, convert_kv_dtype: bool = False) -> None:
         self.workers: Roster[WorkerInfo] = Roster(dead_after_s)
         self.stores: Roster[StoreInfo] = Roster(dead_after_s)
-        self._convert_kv_dtype = convert_kv_dtype
+        self.converts_kv_dtype = convert_kv_dtype
+        """Whether the operator lets readers convert."""
         self._exchanges: dict[tuple[str, str, str, str], Exact | ByConversion | Unlike] = {}
         """Of two incarnations; comparing fingerprints for every request would cost 20 us a pair."""
 
@@ -199,7 +200,7 @@ class Fleet:
         match self._exchange(prefill, decode):
             case Unlike(field=field_name):
                 return NoHandoff(reason=f"fingerprint.{field_name}")
-            case ByConversion() if not self._convert_kv_dtype:
+            case ByConversion() if not self.converts_kv_dtype:
                 return NoHandoff(reason="fingerprint.format.dtype")
             case exchange:
                 return self._way(prefill, decode, isinstance(exchange, ByConversion), now)

@@ -53,6 +53,20 @@ def test_a_like_pair_is_preferred_to_one_that_converts() -> None:
         assert brain.decode_order(f"r{number}", 0.0).page_dtypes == ()
 
 
+def test_another_d_that_takes_over_converts_nothing_unless_that_is_allowed() -> None:
+    orders = []
+    for convert in (False, True):
+        brain = fleet(convert=convert)
+        brain.register_worker(worker("d", Role.DECODE), 0.0)
+        brain.register_worker(worker("p", Role.PREFILL), 0.0)
+        assert begun(brain, ask(1)).path is Path.REMOTE_PREFILL
+        brain.register_worker(worker("d-unlike", Role.DECODE, dtype="float32"), 0.0)
+        assert brain.decode_refused("r1", 0.0)
+        orders.append(brain.decode_order("r1", 0.0))
+    assert [order.worker for order in orders] == ["d-unlike", "d-unlike"]
+    assert [order.page_dtypes for order in orders] == [(), ("bfloat16",)]
+
+
 def test_without_a_like_pair_d_is_told_which_type_to_convert() -> None:
     brain = fleet(convert=True)
     brain.register_store(store("s2", "127.0.0.1:9002"), 0.0)
