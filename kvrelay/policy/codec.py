@@ -7,7 +7,10 @@ from collections.abc import Iterable
 from kvrelay.types import Codec, Value
 
 BATCH_BYTES = 4 << 20
-"""What is encoded, sent and decoded at a time; while one batch is on the wire the next one is encoded."""
+"""What is encoded, sent and decoded at a time; while one batch is on the wire the next one is encoded.
+
+Long enough to hide the cost of a message, short enough that pushes to one peer take turns.
+"""
 MARGIN = 0.15
 """Share by which another codec must be faster than the present one: measured speeds vary by as much."""
 

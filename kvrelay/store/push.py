@@ -13,19 +13,19 @@ from typing import NamedTuple
 import numpy as np
 
 from kvrelay.errors import Malformed
+from kvrelay.policy.codec import BATCH_BYTES
 from kvrelay.protocol import PushOpen, PushPages, PushWanted, Segment, Segments, Written
 from kvrelay.store.arena import Arena, Bools, Ints
 from kvrelay.store.catalog import Catalog
 from kvrelay.store.page import Page
 from kvrelay.store.passage import Passage
+from kvrelay.store.room import MAX_SLOTS
 from kvrelay.store.shelf import Shelf
 from kvrelay.store.transfers import Transfer
 from kvrelay.types import Codec, PageFormat, PageName, SlotRef, Transport
 
 OFFER_PAGES = 256
 """Pages of one question: the peer makes room for the next ones while these are on their way."""
-BATCH_BYTES = 4 << 20
-"""Payload of one message: long enough to hide its cost, short enough that pushes to one peer take turns."""
 
 
 class Run(NamedTuple):
@@ -68,7 +68,7 @@ class Batch:
         )
 
     @property
-    def is_lent_slots(self) -> bool:
+    def has_lent_slots(self) -> bool:
         """Whether the sender may write all of it into the receiver's arena."""
         return all(run.target is not None for run in self.runs)
 
@@ -173,6 +173,8 @@ class Push:
         offer = self._offers.popleft() if self._offers else []
         if not offer or not chosen.issubset(offer) or (slots and len(slots) != len(wanted)):
             raise Malformed(f"the peer wants pages of {self.transfer.id} that it was not offered")
+        if not all(0 <= ref.slot < MAX_SLOTS for ref in slots):
+            raise Malformed(f"the peer lends slots for {self.transfer.id} that no arena has")
         if answer.codec not in (Codec.RAW, self.proposed):
             raise Malformed(f"the peer wants pages of {self.transfer.id} in a codec that it was not offered")
         self.codec = answer.codec

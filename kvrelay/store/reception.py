@@ -22,15 +22,13 @@ PROBE_FORMAT = PageFormat(layers=1, kv_heads=1, head_dim=1024, dtype="float32", 
 """One slot takes the largest probe: 1 MiB."""
 MAX_PROBERS = 64
 """Peers that may write here by themselves, each with a slot for its tests; more use TCP."""
+MAX_LINKS = 32
+"""Further links of one peer."""
 
 
 def probing_ground(epoch: int) -> Arena:
     """Memory for probes: slot 0 is the store's own, whence it writes, the others are lent to peers."""
     return Arena.create(PROBE_FORMAT, 1 + MAX_PROBERS, epoch)
-
-
-MAX_LINKS = 32
-"""Further links of one peer."""
 
 
 class Visit:

@@ -87,7 +87,7 @@ class Agent:
     def meet(self, metadata: bytes) -> str:
         """Get to know a peer's agent and arenas; its name. Raises ``Lost``."""
         name: bytes | str = _mapped(lambda: self._nixl.add_remote_agent(metadata))
-        return name.decode() if isinstance(name, bytes) else name
+        return name.decode(errors="replace") if isinstance(name, bytes) else name
 
     def forget(self, peer: str) -> None:
         """End the connection to a peer's agent."""

@@ -6,20 +6,24 @@ It must never say that it has written before it has, nor wait for a write by spi
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import numpy as np
 
-from kvrelay.errors import Lost
+from kvrelay.errors import Lost, Malformed
 from kvrelay.protocol import ArenaFound, FindArena, Nudge, Probe, Probed
 from kvrelay.store.arena import Arena, checksums
 from kvrelay.store.paths.agent import Agent, Runs, Write
 from kvrelay.store.paths.line import Line
 from kvrelay.store.push import Batch
+from kvrelay.store.room import MAX_SLOTS
 from kvrelay.types import PageFormat, Transport
 
 POLL_S = 0.001
 """Between two looks at a write that was not done at once; between two on one machine it always is."""
 NUDGE_S = 0.005
+MAX_ADDRESS = 1 << 63
+"""Above, with a page behind it, an address might not fit NIXL's 64 bits."""
 
 
 class OneSided:
@@ -48,7 +52,7 @@ class OneSided:
         return f"<OneSided to {self._peer}, {len(self._addresses)} arenas>"
 
     def takes(self, batch: Batch) -> bool:
-        return batch.is_lent_slots
+        return batch.has_lent_slots
 
     async def probe(self, pattern: memoryview) -> bool:
         self._source.run(0, 0, len(pattern))[:] = pattern
@@ -112,13 +116,16 @@ class OneSided:
     def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True
-            self._agent.forget(self._peer)
+            with contextlib.suppress(Lost):  # NIXL has forgotten it already
+                self._agent.forget(self._peer)
 
 
 async def _find(line: Line, format: PageFormat | None) -> ArenaFound:
     found = await line.ask(lambda serial: FindArena(serial=serial, format=format), ArenaFound)
     if not found.agent:
         raise Lost(f"{line.link.peer} does not let others write into that arena")
+    if not (0 <= found.address < MAX_ADDRESS and 0 <= found.slot < MAX_SLOTS):
+        raise Malformed(f"{line.link.peer} has no arena at {found.address:#x} with a slot {found.slot}")
     return found
 
 

@@ -6,6 +6,7 @@ It must never write into a slot whose generation has moved on, nor say that it h
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path as FilePath
 
 from kvrelay import channel
@@ -15,6 +16,7 @@ from kvrelay.protocol import ArenaFound, FindArena, Met, Probe, Probed
 from kvrelay.store.arena import Arena, checksums
 from kvrelay.store.paths.line import Line
 from kvrelay.store.push import Batch
+from kvrelay.store.reception import PROBE_FORMAT
 from kvrelay.types import PageFormat, Transport
 
 
@@ -34,24 +36,23 @@ class SharedMemory:
     @classmethod
     async def open(cls, line: Line, key: bytes, sender: str, met: Met) -> SharedMemory:
         """Raises ``Lost`` when the peer is on another machine, ``Refused``, ``Malformed``."""
-        path = FilePath(met.socket)
-        if not met.socket or not path.is_socket():
+        if not _is_socket_here(met.socket):
             raise Lost("the peer is on another machine, or in another container")
-        link = await channel.connect(path, key, sender=sender, purpose="map")
+        link = await channel.connect(FilePath(met.socket), key, sender=sender, purpose="map")
         return cls(line, link, met.ticket)
 
     def __repr__(self) -> str:
         return f"<SharedMemory of {self._line.link.peer}, {len(self._arenas)} arenas>"
 
     def takes(self, batch: Batch) -> bool:
-        return batch.is_lent_slots
+        return batch.has_lent_slots
 
     async def probe(self, pattern: memoryview) -> bool:
         if self._probes is None:
             arena, found = await self._map(None)
             self._probes = (arena, found.slot)
         arena, slot = self._probes
-        arena.span(slot, 0, 1)[: len(pattern)] = pattern
+        arena.run(slot, 0, len(pattern))[:] = pattern
         (checksum,) = checksums(pattern, len(pattern))
         probed = await self._line.ask(
             lambda serial: Probe(serial=serial, size_bytes=len(pattern), checksum=checksum, written=True), Probed
@@ -75,18 +76,31 @@ class SharedMemory:
         async with channel.in_time(self._line.link.peer):
             await self._link.send(FindArena(serial=self._line.serial(), format=format, ticket=self._ticket))
             found = await channel.expect(self._link, ArenaFound)
-        fds = self._link.take_fds()
-        if len(fds) != 1:
-            raise Malformed(f"{self._line.link.peer} passed {len(fds)} descriptors instead of 1")
+        fds, wanted = self._link.take_fds(), format or PROBE_FORMAT
+        if len(fds) != 1 or found.format != wanted:
+            for fd in fds:
+                os.close(fd)
+            raise Malformed(f"{self._line.link.peer} passed {len(fds)} arenas of {found.format}, not one of {wanted}")
         try:
-            return Arena.attach(fds[0], found.format), found
+            arena = Arena.attach(fds[0], found.format)
         except (OSError, Incompatible) as error:
             raise Lost(f"the arena of {self._line.link.peer} cannot be mapped: {error}") from error
+        if not 0 <= found.slot < arena.slots:
+            raise Malformed(f"{self._line.link.peer} lends slot {found.slot}, which its arena has not")
+        return arena, found
 
     def close(self) -> None:
         self._link.close()
         self._arenas.clear()
         self._probes = None
+
+
+def _is_socket_here(path: str) -> bool:
+    """Whether there is a socket at ``path``, a name from another machine: here it may be anything, or forbidden."""
+    try:
+        return bool(path) and FilePath(path).is_socket()
+    except OSError:
+        return False
 
 
 def _copy(batch: Batch, arena: Arena) -> None:
