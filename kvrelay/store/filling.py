@@ -41,8 +41,13 @@ class Filling:
             if self._pages.pop(page, page) is None:
                 self._changed = True
 
+    def keep(self, pages: Iterable[Page], now: float) -> None:
+        """These are still expected, though nothing came in for them."""
+        for page in pages:
+            page.moved_at = now
+
     def stalled(self, before: float) -> list[Page]:
-        """Pages that got no layer since ``before``."""
+        """Pages that got no layer, and were not kept, since ``before``."""
         return [page for page in self._pages if page.moved_at < before]
 
     def scan(self, now: float) -> tuple[list[Page], bool]:

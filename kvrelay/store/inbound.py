@@ -121,7 +121,7 @@ class Inbound:
             await self._link.send(PushClosed(transfer=message.transfer, complete=False, reason=refusal))
 
     def _begin(self, message: PushOpen) -> bool:
-        if len(self._incoming) >= MAX_INCOMING:
+        if message.transfer in self._incoming or len(self._incoming) >= MAX_INCOMING:
             return False
         shelf = self._keeper.room.shelf(message.format)
         transfer = self._keeper.open_transfer(

@@ -21,6 +21,9 @@ from kvrelay.store.shelf import Shelf
 from kvrelay.store.transfers import Transfer
 from kvrelay.types import Codec, PageFormat, PageName, SlotRef
 
+KEEP_S = 1.0
+"""While batches come, the pages that wait are noted as alive so often: with each batch it would be work for nothing."""
+
 
 @dataclass(slots=True, eq=False)
 class Wanted:
@@ -85,6 +88,7 @@ class Incoming:
         self._keeper = keeper
         self._writer = writer
         self._wanted: dict[int, Wanted] = {}
+        self._kept_at = float("-inf")
         self._lent: list[Page] = []
         """Pages that were given up while the sender may still write into their slots."""
 
@@ -114,7 +118,8 @@ class Incoming:
         """Make room for the pages that are lacking here; which of them should be sent, and their slots."""
         catalog = self._keeper.catalog
         tokens = {index: self.tokens(index) for index in offered}
-        lacking = [index for index in offered if catalog.find(self._names[index]) is None]
+        names = self._names
+        lacking = [index for index in offered if index not in self._wanted and catalog.find(names[index]) is None]
         if not self.transfer.is_open:
             return [], []
         refs = catalog.grant(self._writer, self._shelf, len(lacking), now)
@@ -135,19 +140,22 @@ class Incoming:
 
     def land(self, message: Segments | Written, waste: Callable[[int], list[memoryview]]) -> list[Landing]:
         """A place for every segment. Raises ``Malformed`` when they do not add up to the payload."""
+        self._check(message)
         landings: list[Landing] = []
         try:
-            if len({len(item.checksums) for item in message.items}) > 1:
-                raise Malformed(f"segments of {message.transfer} with unlike numbers of shards came in one message")
             for index, items in groupby(message.items, attrgetter("page")):
                 landings.append(self._place(index, list(items), waste))
-            self._check_payload(message, sum(landing.size_bytes for landing in landings))
         except Malformed:
             self.missed(landings)
             raise
         return landings
 
-    def _check_payload(self, message: Segments | Written, raw_bytes: int) -> None:
+    def _check(self, message: Segments | Written) -> None:
+        """Before anything is made for it: what it claims is bounded by a payload, or by what codecs may unpack."""
+        shards = {len(item.checksums) for item in message.items}
+        if len(shards) != 1 or 0 in shards:
+            raise Malformed(f"segments of {message.transfer} of unlike numbers of shards, or of none, came together")
+        raw_bytes = sum(self.tokens(item.page) for item in message.items) * self.format.token_layer_bytes
         codec = message.codec if isinstance(message, Segments) else Codec.RAW
         if codec not in (Codec.RAW, self.codec):
             raise Malformed(f"segments of {message.transfer} come in {codec}, which was not agreed on")
@@ -177,19 +185,32 @@ class Incoming:
     def arrived(self, landings: list[Landing], now: float) -> list[int]:
         """A batch is in: publish the segments that hold what their sender says. The pages of the others, given up."""
         taken = [(landing, landing.wanted) for landing in landings if landing.wanted is not None]
-        sound = [(landing, wanted) for landing, wanted in taken if _is_sound(landing, wanted.page)]
+        sound: list[tuple[Landing, Wanted]] = []
+        damaged: set[int] = set()
+        for landing, wanted in taken:
+            if _is_sound(landing, wanted.page):
+                sound.append((landing, wanted))
+            else:
+                damaged.add(landing.index)
         self._shelf.arena.publish_segments(
             [(wanted.page.ref, layer) for landing, wanted in sound for layer in landing.layers],
             [each for landing, _ in sound for each in landing.checksums],
         )
         self._verified(sound)
-        damaged = {landing.index for landing, _ in taken}.difference(landing.index for landing, _ in sound)
         for index in damaged:
             self._keeper.counts.add("checksum_failures")
             self._give_up(index, FOREVER if self.lends else now)
         for _landing, wanted in taken:
             self._landed(wanted)
+        self._keep_waiting(now)
         return sorted(damaged)
+
+    def _keep_waiting(self, now: float) -> None:
+        """The pages whose turn has not come are not stalled: a slow link takes long for those before them."""
+        if now - self._kept_at >= KEEP_S:
+            self._kept_at = now
+            pages = [wanted.page for wanted in self._wanted.values()]
+            self._keeper.catalog.filling(self._shelf).keep(pages, now)
 
     def _verified(self, sound: list[tuple[Landing, Wanted]]) -> None:
         """Let go of the pages of which nothing more is to come."""
@@ -250,11 +271,13 @@ def fill(landings: list[Landing], raw: memoryview, *, are_rounded: bool) -> None
     for landing in landings:
         part = raw[start : start + landing.size_bytes]
         start += len(part)
+        if landing.wanted is None:
+            continue
         if are_rounded:
             shards = len(landing.checksums[0])
             sums = checksums(part, len(part) // (shards * len(landing.layers)))
             landing.checksums = [sums[at : at + shards] for at in range(0, len(sums), shards)]
-        for view in landing.views if landing.wanted is not None else []:
+        for view in landing.views:
             view[:] = part[: len(view)]
             part = part[len(view) :]
 

@@ -30,6 +30,7 @@ from kvrelay.store.paths.choice import Opener, Paths
 from kvrelay.store.paths.line import Line
 from kvrelay.store.paths.streams import ControlLink
 from kvrelay.store.push import Batch, Push
+from kvrelay.store.transfers import MAX_REASON_LENGTH
 from kvrelay.types import Codec, PageName, Transport
 
 MAX_PUSHES = 1024
@@ -88,12 +89,6 @@ class Outbound:
     def reports(self) -> list[LinkReport]:
         """What is known of the paths to the peer."""
         return [] if self._paths is None else self._paths.reports(self.address)
-
-    @property
-    def bytes_per_s(self) -> float | None:
-        """How fast the path that is taken was in its test; None before that."""
-        best = self._paths.best if self._paths is not None else None
-        return None if best is None else best.score.bytes_per_s
 
     async def run(self) -> None:
         """Dial and serve the pushes until the link breaks; then fail those that are left."""
@@ -167,6 +162,7 @@ class Outbound:
                 self._in_flight -= 1
                 push.passage.land(retries, self._clock())
             push.settle(batch)
+            self._keeper.transfers.touch(push.transfer.id, self._clock())
             self._keeper.counts.add("bytes_pushed", batch.message.payload_bytes)
             self.wake()
 
@@ -200,7 +196,7 @@ class Outbound:
                 case Taken() | Met() | ArenaFound() | Probed():
                     line.settle(message)
                 case PushDamaged():
-                    self._inspect(message.names)
+                    await self._inspect(message.names)
                 case PushWanted() | PushClosed():
                     self._answered(message)
                 case _:
@@ -213,15 +209,16 @@ class Outbound:
         if isinstance(message, PushWanted):
             push.answer(message, self._clock())
         else:
-            push.problem = push.problem or f"the peer ended it: {message.reason}"
+            push.problem = push.problem or f"the peer ended it: {message.reason[:MAX_REASON_LENGTH]}"
         self.wake()
 
-    def _inspect(self, names: list[PageName]) -> None:
+    async def _inspect(self, names: list[PageName]) -> None:
         """The peer got bytes that do not match: were they damaged here, or on the way?"""
         for name in names:
             page = self._keeper.catalog.find(name)
             if page is not None:
                 self._keeper.inspect(page, self._clock())
+                await asyncio.sleep(0)  # it reads the whole page, and a peer may name many
 
     def _end(self, push: Push, problem: str) -> None:
         del self._pushes[push.transfer.id]

@@ -16,6 +16,8 @@ from kvrelay.types import PageName, Stage
 TRANSFER_TTL_S = 120.0
 """A transfer without news for so long failed; also how long its end is remembered."""
 MAX_TRANSFERS = 4096
+MAX_REASON_LENGTH = 500
+"""Of what somebody else wrote: the rest is cut off, or the event that carries it might be too long for a message."""
 
 
 class Way(Enum):
@@ -103,6 +105,7 @@ class Transfers:
         if stage is Stage.FAILED and transfer is not None and transfer.is_open:
             self.fail(transfer, reason, now)
         else:
+            reason = reason[:MAX_REASON_LENGTH]
             self._emit(TransferEvent(store=self._store, transfer=id, stage=stage, reason=reason, tokens=tokens))
 
     def touch(self, id: str | None, now: float) -> None:
@@ -157,6 +160,7 @@ class Transfers:
         transfer.outcome = Stage.FAILED
         self._counts.add("transfers_failed")
         self._close(transfer, now)
+        reason = reason[:MAX_REASON_LENGTH]
         self._emit(TransferEvent(store=self._store, transfer=transfer.id, stage=Stage.FAILED, reason=reason))
         self.on_failed(transfer)
 

@@ -14,7 +14,7 @@ import pytest
 from kvrelay.channel import Channel, connect
 from kvrelay.config import StoreConfig
 from kvrelay.errors import Lost
-from kvrelay.protocol import PushDamaged, PushOpen, PushPages, PushWanted, Segment, Segments
+from kvrelay.protocol import PushClosed, PushDamaged, PushOpen, PushPages, PushWanted, Segment, Segments
 from kvrelay.store.arena import checksums
 from kvrelay.store.codec import Run, decode, encode, usable
 from kvrelay.store.codecs import Codecs
@@ -237,6 +237,20 @@ async def test_a_payload_that_nobody_can_have_encoded_ends_the_link(pair: Ends) 
     await link.send(msgspec.structs.replace(message, wire_checksum=checksum), [nonsense])
     assert await is_cut_off(link)
     assert pair.d.page(0) is None
+
+
+async def test_a_push_that_is_opened_again_while_its_pages_are_on_their_way_is_refused(pair: Ends) -> None:
+    link = await rogue(pair, FORMAT, Codec.RAW)
+    transfers = pair.d.keeper.transfers
+    transfers.expire(pair.d.now + 1000)  # it fails ...
+    transfers.expire(pair.d.now + 3000)  # ... and is forgotten
+    assert transfers.get("r") is None
+    await link.send(PushOpen(transfer="r", format=FORMAT, names=[page_name(0)], total_tokens=8))
+    async with asyncio.timeout(5):
+        answer = await link.recv()
+    assert isinstance(answer, PushClosed)
+    assert not answer.complete
+    link.close()
 
 
 async def test_damage_on_the_way_costs_the_pages_and_not_the_link(pair: Ends) -> None:

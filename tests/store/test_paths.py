@@ -276,6 +276,19 @@ async def test_a_page_that_the_receiver_gave_up_is_never_published(ends: Ends) -
     await ends.settled()
 
 
+async def test_a_transfer_lives_as_long_as_its_batches_are_taken(ends: Ends) -> None:
+    ends.p.push("t", range(2), 16, ends.d)
+    transfer = ends.p.keeper.transfers.get("t")
+    assert transfer is not None
+    began = transfer.expires
+    ends.p.put(0)
+    await eventually(lambda: arrived(ends.d, [0]))
+    await eventually(lambda: transfer.expires > began)
+    assert transfer.is_open
+    ends.p.end_writer()
+    await ends.settled()
+
+
 class Gate:
     """A path that carries nothing until it is opened."""
 

@@ -1,0 +1,123 @@
+"""One push as its receiver keeps book of it, without a socket: what a sender claims costs it no pin, and no memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from kvrelay.config import StoreConfig
+from kvrelay.errors import Malformed
+from kvrelay.protocol import Segment, Segments, TransferEvent
+from kvrelay.store.arena import SlotState, checksums
+from kvrelay.store.incoming import KEEP_S, Incoming, fill
+from kvrelay.store.keeper import FILL_STALL_S, Keeper
+from kvrelay.store.transfers import Way
+from kvrelay.types import Codec
+from tests.store.conftest import FORMAT, STRIDE, page_name, payload
+
+SEGMENT = FORMAT.segment_bytes
+LAYERS = range(FORMAT.layers)
+
+
+def wasted(size: int) -> list[memoryview]:
+    return [memoryview(bytearray(size))]
+
+
+class Receiver:
+    """A store to which a prompt of whole pages is pushed, told by hand what its link received."""
+
+    def __init__(self, pages: int, codec: Codec = Codec.RAW) -> None:
+        events: list[TransferEvent] = []
+        self.keeper = Keeper("d", StoreConfig(arena_bytes=64 * STRIDE), 1, events.append)
+        shelf = self.keeper.room.shelf(FORMAT)
+        self.writer = self.keeper.join("peer p", 0.0)
+        names = [page_name(number) for number in range(pages)]
+        transfer = self.keeper.open_transfer("t", self.writer, names, pages * 8, shelf, Way.IN, 0.0)
+        assert transfer is not None
+        self.incoming = Incoming(transfer, shelf, names, pages * 8, self.keeper, self.writer, lends=False, codec=codec)
+
+    def receive(self, *parts: tuple[int, int], damaged: Sequence[tuple[int, int]] = (), now: float = 0.0) -> list[int]:
+        """A batch of (page, layer) comes in, some of it damaged; the pages that are given up for it."""
+        segments = [memoryview(payload(page))[layer * SEGMENT :][:SEGMENT] for page, layer in parts]
+        items = [
+            Segment(page, layer, checksums(part, SEGMENT)) for (page, layer), part in zip(parts, segments, strict=True)
+        ]
+        message = Segments(transfer="t", items=items, payload_bytes=SEGMENT * len(parts))
+        landings = self.incoming.land(message, wasted)
+        data = bytearray().join(segments)
+        for part in damaged:
+            data[parts.index(part) * SEGMENT] ^= 1
+        fill(landings, memoryview(data), are_rounded=False)
+        given_up = self.incoming.arrived(landings, now)
+        self.keeper.progress(now)
+        return given_up
+
+    def states(self, *numbers: int) -> list[SlotState | None]:
+        pages = [self.keeper.catalog.find(page_name(number)) for number in numbers]
+        return [None if page is None else page.state for page in pages]
+
+    def end(self, now: float) -> None:
+        self.incoming.end("", now)
+        self.keeper.leave(self.writer, now, quarantine_s=0)
+        self.keeper.check_invariants()
+        assert self.keeper.catalog.pinned == 0
+
+
+def test_a_page_that_is_offered_again_is_pinned_once() -> None:
+    receiver = Receiver(2)
+    assert receiver.incoming.want([0, 1], 1, 0.0)[0] == [0, 1]
+    page = receiver.keeper.catalog.find(page_name(0))
+    assert page is not None
+    receiver.keeper.catalog.fail(page, 0.0)
+    assert receiver.incoming.want([0, 1], 1, 0.0)[0] == []
+    receiver.end(1.0)
+
+
+def test_pages_that_wait_for_their_turn_last_while_batches_come_and_no_longer() -> None:
+    receiver = Receiver(4)
+    receiver.incoming.want([0, 1, 2, 3], 1, 0.0)
+    step = FILL_STALL_S - KEEP_S
+    for number in range(3):
+        receiver.receive(*[(number, layer) for layer in LAYERS], now=(number + 1) * step)
+        receiver.keeper.tick((number + 1) * step)
+    assert receiver.states(2, 3) == [SlotState.COMPLETE, SlotState.FILLING]
+    receiver.keeper.tick(3 * step + FILL_STALL_S + KEEP_S)
+    assert receiver.states(3) == [None]
+    receiver.end(5 * step)
+
+
+def test_a_page_is_given_up_for_one_bad_part_beside_a_good_one_in_the_same_message() -> None:
+    receiver = Receiver(2)
+    receiver.incoming.want([0, 1], 1, 0.0)
+    assert receiver.receive((0, 0), (1, 0), (0, 1), damaged=[(0, 1)]) == [0]
+    assert receiver.states(0, 1) == [None, SlotState.FILLING]
+    receiver.end(0.0)
+
+
+CLAIMS: dict[str, Segments] = {
+    "more than its payload": Segments(transfer="t", items=[Segment(0, 0, [0])] * 1000, payload_bytes=SEGMENT),
+    "more than is ever unpacked": Segments(
+        transfer="t", items=[Segment(0, 0, [0])] * 100_000, payload_bytes=SEGMENT, codec=Codec.LOSSLESS
+    ),
+    "no checksum": Segments(transfer="t", items=[Segment(0, 0, [])], payload_bytes=SEGMENT),
+    "no checksum of what is unpacked": Segments(
+        transfer="t", items=[Segment(0, 0, [])], payload_bytes=SEGMENT - 1, codec=Codec.LOSSLESS
+    ),
+    "nothing": Segments(transfer="t", items=[], payload_bytes=1),
+}
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_a_claim_that_cannot_be_is_refused_before_anything_is_made_for_it(claim: str) -> None:
+    receiver = Receiver(1, Codec.LOSSLESS)
+    made: list[int] = []
+
+    def waste(size: int) -> list[memoryview]:
+        made.append(size)
+        return wasted(size)
+
+    with pytest.raises(Malformed):
+        receiver.incoming.land(CLAIMS[claim], waste)
+    assert made == []
+    receiver.end(0.0)
