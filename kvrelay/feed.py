@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from kvrelay import channel
 from kvrelay.channel import Channel
-from kvrelay.errors import KvrelayError, Lost
+from kvrelay.errors import KvrelayError, Lost, Malformed
 from kvrelay.fleet.page_log import PageLog
 from kvrelay.protocol import Heartbeat, Leaving, Message, PageEvents, PageSnapshot, PagesWanted
 from kvrelay.race import until_one_ends
@@ -159,6 +159,8 @@ class RouterLine:
         message = self._queue.popleft()
         try:
             await link.send(message, stall_s=self._stall_s)
+        except Malformed:
+            self.dropped += 1  # too long for a frame, on the next link as on this one
         except BaseException:
             if len(self._queue) < MAX_QUEUED:
                 self._queue.appendleft(message)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 MAX_NAMES = 512
 MAX_NAME_LENGTH = 64
+MAX_COUNT = (1 << 63) - 1
+"""What a message can carry; an unsound worker must not end the store's heartbeats."""
 KNOWN = (
     "pages_put",
     "pages_evicted",
@@ -45,7 +47,7 @@ class Counts:
         for name, amount in counts.items():
             known = name in self._counts or len(self._counts) < MAX_NAMES
             if known and amount > 0 and len(name) <= MAX_NAME_LENGTH:
-                self.add(name, amount)
+                self._counts[name] = min(self[name] + amount, MAX_COUNT)
 
     def all(self) -> dict[str, int]:
         return dict(self._counts)
