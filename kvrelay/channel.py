@@ -270,7 +270,7 @@ class Listener:
             return
         try:
             await self._serve(channel)
-        except (Lost, Malformed):
-            pass  # the peer is gone or talks nonsense: its link ends, and ``serve`` has cleaned up after it
+        except KvrelayError:
+            pass  # the peer is gone, talks nonsense or says no: its link ends, and ``serve`` has cleaned up after it
         finally:
             channel.close()

@@ -15,7 +15,7 @@ import pytest
 from kvrelay import channel, protocol
 from kvrelay.channel import Channel, Listener, bind_tcp, bind_unix, connect, split_address
 from kvrelay.errors import Lost, Malformed, Refused
-from kvrelay.protocol import Describe, Described, Exists, Hello, Segments
+from kvrelay.protocol import Describe, Described, Exists, Hello, Rejected, Segments
 from kvrelay.types import PageName
 
 KEY = b"k" * 32
@@ -323,6 +323,21 @@ async def test_a_crash_in_our_own_code_is_counted_and_ends_that_link_alone() -> 
         assert listener.crashed == 1
         bad.close()
         good.close()
+
+
+async def test_a_caller_that_answers_where_it_should_ask_is_no_crash() -> None:
+    async def serve(link: Channel) -> None:
+        await channel.expect(link, Describe)
+
+    async with listening(serve) as (listener, address):
+        for code in ("Overloaded", "Refused", "nonsense"):
+            link = await dial(address)
+            await link.send(Rejected(code=code, reason="no"))
+            with pytest.raises(Lost):
+                await link.recv()
+            link.close()
+        assert listener.crashed == 0
+        assert listener.is_sound
 
 
 async def test_ending_a_listener_ends_its_links() -> None:
