@@ -71,6 +71,9 @@ async def _dial(address: str | Path) -> socket.socket:
     except OSError as error:
         sock.close()
         raise Lost(f"cannot connect to {address}: {error.strerror or error}") from error
+    except UnicodeError as error:  # the resolver's, for labels that are empty or too long
+        sock.close()
+        raise Lost(f"cannot connect to {address}: that is no host name") from error
     except BaseException:
         sock.close()
         raise

@@ -230,6 +230,12 @@ async def test_a_server_that_never_answers_is_lost(monkeypatch: pytest.MonkeyPat
         await dial(address_of(deaf))
 
 
+@pytest.mark.parametrize("host", ["a..b", "x" * 70, "no-such-host.invalid"])
+async def test_a_host_that_has_no_address_is_lost(host: str) -> None:
+    with pytest.raises(Lost, match="cannot connect"):
+        await dial(f"{host}:80")
+
+
 async def test_nobody_listening_is_lost(tmp_path: Path) -> None:
     with bind_tcp("127.0.0.1", 0) as sock:
         address = address_of(sock)
