@@ -1,7 +1,9 @@
 """Every message that crosses a process, and how bytes become messages. No I/O happens here.
 
-A frame is a 4-byte little-endian length and that many bytes of msgpack. Some messages announce raw
-payload bytes that follow the frame (``Segments``); the reader takes exactly that many.
+A frame is a 4-byte little-endian length and that many bytes: msgpack, and at its end 8 bytes of the msgpack's XXH3
+(little-endian). Payloads have checksums of their own, but which page and layer they are is said here: a number that was
+damaged on its way would bring sound bytes under the wrong name. Some messages announce raw payload bytes that follow
+the frame (``Segments``); the reader takes exactly that many.
 """
 
 from __future__ import annotations
@@ -12,16 +14,18 @@ from collections.abc import Iterator
 from typing import Annotated
 
 import msgspec
+import xxhash
 
 from kvrelay.errors import Malformed, Refused
 from kvrelay.types import Codec, Medium, PageFormat, PageName, SlotRef, Stage, StoreInfo, Transport, WorkerInfo
 
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 MAX_FRAME_BYTES = 4 << 20
 """Longest message: 100k page names are 1.8 MB."""
 MAX_PAYLOAD_BYTES = 64 << 20
 """Longest raw payload after one frame."""
 _LENGTH_BYTES = 4
+_CHECKSUM_BYTES = 8
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
@@ -524,9 +528,14 @@ _decoder = msgspec.msgpack.Decoder(AnyMessage)
 def encode(message: Message) -> bytes:
     """One whole frame. Raises ``Malformed`` when the message is longer than ``MAX_FRAME_BYTES``."""
     body = _encoder.encode(message)
-    if len(body) > MAX_FRAME_BYTES:
+    size = len(body) + _CHECKSUM_BYTES
+    if size > MAX_FRAME_BYTES:
         raise Malformed(f"{type(message).__name__} of {len(body)} bytes is over the limit of {MAX_FRAME_BYTES}")
-    return len(body).to_bytes(_LENGTH_BYTES, "little") + body
+    return size.to_bytes(_LENGTH_BYTES, "little") + body + _checksum(body)
+
+
+def _checksum(body: bytes | memoryview) -> bytes:
+    return xxhash.xxh3_64_intdigest(body).to_bytes(_CHECKSUM_BYTES, "little")
 
 
 def decode(body: bytes | bytearray | memoryview) -> Message:
@@ -535,6 +544,14 @@ def decode(body: bytes | bytearray | memoryview) -> Message:
         return _decoder.decode(body)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise Malformed(f"not a message of wire version {WIRE_VERSION}: {error}") from error
+
+
+def _intact(frame: bytes) -> memoryview:
+    """The message's bytes. Raises ``Malformed`` when they are not those that were sent."""
+    body = memoryview(frame)[:-_CHECKSUM_BYTES]
+    if frame[-_CHECKSUM_BYTES:] != _checksum(body):
+        raise Malformed(f"a frame was damaged on its way, or is not of wire version {WIRE_VERSION}")
+    return body
 
 
 class FrameReader:
@@ -560,7 +577,7 @@ class FrameReader:
         end = _LENGTH_BYTES + size
         if len(self._buffer) < end:
             return None
-        message = decode(bytes(memoryview(self._buffer)[_LENGTH_BYTES:end]))
+        message = decode(_intact(bytes(memoryview(self._buffer)[_LENGTH_BYTES:end])))
         del self._buffer[:end]
         return message
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import msgspec
 import pytest
 
@@ -56,6 +58,25 @@ def test_payload_bytes_that_came_with_the_message_are_handed_out_first() -> None
     assert reader.take(memoryview(view)) == 6
     assert view == b"abcdef"
     assert reader.next() == Describe(id=2)
+
+
+def test_a_bit_that_flipped_anywhere_in_a_frame_never_becomes_another_message() -> None:
+    frame = encode(Describe(id=1))
+    for bit in range(8 * len(frame)):
+        damaged = bytearray(frame)
+        damaged[bit // 8] ^= 1 << bit % 8
+        reader = FrameReader()
+        reader.feed(bytes(damaged))
+        with contextlib.suppress(Malformed):
+            assert reader.next() is None  # a longer frame: the rest of it does not come
+
+
+def test_a_frame_without_a_checksum_is_malformed() -> None:
+    for size in range(8):
+        reader = FrameReader()
+        reader.feed(size.to_bytes(4, "little") + b"x" * size)
+        with pytest.raises(Malformed, match="damaged"):
+            reader.next()
 
 
 def test_a_frame_over_the_limit_is_refused_from_its_length_alone() -> None:

@@ -145,6 +145,25 @@ async def test_a_wrong_checksum_fails_the_page_even_when_its_other_layers_are_ri
     await eventually(lambda: is_idle(client))
 
 
+async def test_a_page_number_that_was_damaged_on_its_way_never_brings_one_page_into_another(
+    start_store: Start, connect: Connect
+) -> None:
+    store = start_store()
+    client = connect(store)
+    async with peer(store) as link:
+        await offer(link, 1, 2)
+        (second, data), (claims, _) = (segments(2, range(1), page) for page in (1, 0))
+        right, wrong = encode(second), encode(claims)
+        where = next(at for at, (good, bad) in enumerate(zip(right, wrong, strict=True)) if good != bad)
+        link._sock.send(right[:where] + wrong[where : where + 1] + right[where + 1 :] + bytes(data[0]))
+        with contextlib.suppress(Lost):
+            await link.send(*segments(1))
+        await ended(link)
+    await eventually(lambda: client.describe()["transfers_failed"] == 1)
+    assert client.get_many([page_name(1), page_name(2)]) == [None, None]
+    await eventually(lambda: is_idle(client))
+
+
 async def test_a_layer_sent_twice_cannot_change_a_page(start_store: Start, connect: Connect) -> None:
     store = start_store()
     client = connect(store)
