@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from kvrelay.errors import Lost
+from kvrelay.errors import Lost, Malformed
+from kvrelay.protocol import ArenaFound
 from kvrelay.store.arena import Arena
 from kvrelay.store.paths.agent import Agent
+from kvrelay.store.paths.line import Line
+from kvrelay.store.paths.onesided import OneSided
 from kvrelay.store.shelf import Shelf
 from tests.store.conftest import FORMAT
 
@@ -114,6 +117,26 @@ def test_a_write_is_done_or_lost_and_whatever_nixl_raises_is_lost(arena: Arena) 
     books.states = ["ERR"]
     with pytest.raises(Lost):
         agent.write("peer", RUNS, RUNS)
+
+
+def test_a_peer_that_nixl_has_lost_already_is_forgotten_without_a_word() -> None:
+    class Forgetful(Books):
+        def remove_remote_agent(self, peer: str) -> None:
+            raise KeyError(peer)
+
+    Agent(Forgetful()).forget("peer")
+
+
+@pytest.mark.parametrize(("address", "slot"), [((1 << 64) - 1, 1), (0, (1 << 64) - 1), (1 << 200, 0)])
+async def test_a_peer_whose_arena_is_beyond_any_memory_is_not_written_to(arena: Arena, address: int, slot: int) -> None:
+    class Acquainted(Books):
+        def add_remote_agent(self, metadata: bytes) -> str:
+            return "peer"
+
+    found = ArenaFound(serial=1, format=FORMAT, slot=slot, address=address, agent=b"agent")
+    path = OneSided(cast(Line, None), Agent(Acquainted()), arena, found)
+    with pytest.raises(Malformed, match="no machine"):
+        await path.probe(memoryview(b"pattern"))
 
 
 def test_a_write_that_cannot_be_stopped_says_so() -> None:

@@ -130,6 +130,10 @@ async def _find(line: Line, format: PageFormat | None) -> ArenaFound:
 
 
 def _runs(pieces: list[tuple[int, int]]) -> Runs:
+    """Raises ``Malformed`` when a piece is beyond any memory: slots and addresses are what the peer says."""
     runs = np.zeros((len(pieces), 3), np.uint64)
-    runs[:, :2] = pieces
+    try:
+        runs[:, :2] = pieces
+    except OverflowError as error:
+        raise Malformed("a peer wants pages at an address that no machine has") from error
     return runs
