@@ -14,6 +14,8 @@ from kvrelay.types import Transport
 from tests.store.conftest import payload
 from tests.store.test_paths import BIG, Ends, Store, eventually
 
+pytestmark = pytest.mark.slow
+
 PIECE = 16 << 10
 PAGES = 24
 
