@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvrelay.protocol import Described, decode, encode
+from kvrelay.protocol import Described, FrameReader, encode
 from kvrelay.store.counts import KNOWN, MAX_COUNT, MAX_NAMES, Counts
 
 
@@ -26,4 +26,6 @@ def test_a_sum_never_outgrows_a_message() -> None:
         counts.merge({"saves": MAX_COUNT})
     assert counts["saves"] == MAX_COUNT
     described = Described(id=1, counts=counts.all())
-    assert decode(encode(described)[4:]) == described
+    reader = FrameReader()
+    reader.feed(encode(described))
+    assert reader.next() == described
