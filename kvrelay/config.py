@@ -21,6 +21,9 @@ SecondsOrNone = Annotated[float, Meta(ge=0, le=86400)]
 Positive = Annotated[int, Meta(gt=0)]
 
 
+_HOST_PORT = r"[^\s/@:]+:[0-9]{1,5}"
+
+
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of all sections: an unknown key is an error."""
 
@@ -109,9 +112,12 @@ class StoreConfig(Section, frozen=True, kw_only=True):
     arena_bytes: Annotated[Positive, Meta(description="Most host memory for pages.")] = 2 << 30
     peer_host: Annotated[str, Meta(description="Address that other stores connect to.")] = "127.0.0.1"
     peer_port: Annotated[Port, Meta(description="Port that other stores connect to.")] = 0
-    advertise: Annotated[str, Meta(description="host:port told to others; the bound address when empty.")] = ""
+    advertise: Annotated[
+        str, Meta(pattern=rf"^({_HOST_PORT})?$", description="host:port told to others; the bound address when empty.")
+    ] = ""
     peers: Annotated[
-        tuple[str, ...], Meta(description="host:port of stores that may be pushed to; empty: loopback only.")
+        tuple[Annotated[str, Meta(pattern=f"^{_HOST_PORT}$")], ...],
+        Meta(description="host:port of stores that may be pushed to; empty: loopback only."),
     ] = ()
     codec: Annotated[
         str,
@@ -155,7 +161,7 @@ class WorkerConfig(Section, frozen=True, kw_only=True):
     advertise: Annotated[
         str,
         Meta(
-            pattern=r"^([^\s/@:]+:[0-9]{1,5})?$",
+            pattern=rf"^({_HOST_PORT})?$",
             description="host:port at which routers reach the engine; the bound address when empty.",
         ),
     ] = ""
@@ -249,6 +255,7 @@ def parse(toml: str) -> Config:
 
 
 _PLACED = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<key>[^`]*)`)?", re.DOTALL)
+_ADDRESS = re.compile(r"str matching regex '\S*\[0-9\]\{1,5\}\S*'")
 _CHOICES = re.compile(r"str matching regex '\^\((?P<choices>[\w|]+)\)\$'")
 
 
@@ -276,5 +283,7 @@ def _place(problem: str) -> str:
     placed = _PLACED.fullmatch(problem)
     if placed is None or not placed["key"]:
         return problem
-    what = _CHOICES.sub(lambda match: match["choices"].replace("|", " or "), placed["what"].replace("`", ""))
+    what = _CHOICES.sub(
+        lambda match: match["choices"].replace("|", " or "), _ADDRESS.sub("host:port", placed["what"].replace("`", ""))
+    )
     return f"{placed['key']}: {what[:1].lower()}{what[1:]}"

@@ -73,6 +73,8 @@ def test_a_value_out_of_range_is_refused_by_its_name() -> None:
         ("[router]\nport = 'x'\n", "router.port: expected int, got str"),
         ("[model]\ndtype = 'fp8'\n", "model.dtype: expected auto or bfloat16 or float32"),
         ("[router\n", "not valid TOML"),
+        ("[store]\npeers = ['nonsense']\n", "store.peers[0]: expected host:port"),
+        ("[store]\nadvertise = 'not an address'\n", "store.advertise: expected host:port"),
         ("[router]\nprot = 1\n", "unknown key 'router.prot'; did you mean 'port'?"),
     ],
 )

@@ -29,6 +29,8 @@ from kvrelay.store.transfers import Transfer, Way
 from kvrelay.types import Transport
 
 MAX_PEERS = 256
+MAX_PUSHED_PAGES = 200_000
+"""Of one transfer: their names must fit into one message to the peer, beside the format."""
 
 
 def is_loopback(host: str) -> bool:
@@ -86,6 +88,8 @@ class Peers:
         stays = message.push_to in (None, self.advertised)
         if message.push_to is not None and not stays:
             self._check(message.push_to)
+            if len(message.names) > MAX_PUSHED_PAGES:
+                raise Refused(f"a transfer of {len(message.names)} pages is over the limit of {MAX_PUSHED_PAGES}")
         way = Way.STAY if stays else Way.OUT
         transfer = self._keeper.open_transfer(
             message.transfer, opener, message.names, message.total_tokens, shelf, way, now

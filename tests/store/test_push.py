@@ -12,6 +12,7 @@ import pytest
 from kvrelay.protocol import NewPage
 from kvrelay.store.arena import checksums
 from kvrelay.store.client import StoreClient
+from kvrelay.store.peers import MAX_PUSHED_PAGES
 from kvrelay.types import Shard, SlotRef, Stage
 from tests.store.conftest import FORMAT, StoreProcess, eventually, page_name, payload
 from tests.store.test_client import is_idle, publish, take
@@ -363,3 +364,12 @@ def test_writers_that_cannot_share_the_heads_are_refused(pair: Pair, shards: int
     (slot,) = take(pair.writer, 1)
     pair.writer.announce([NewPage(page_name(0), slot, 8, shards=shards)])
     eventually(lambda: pair.writer.problem != "" or pair.writer.arena is None or not pair.writer.arena.is_current(slot))
+
+
+def test_a_transfer_too_long_for_one_message_fails_alone(pair: Pair) -> None:
+    put_all(pair.writer, 2)
+    names = [page_name(number) for number in range(MAX_PUSHED_PAGES + 1)]
+    pair.writer.open_transfer("long", names, len(names) * 8, pair.d.address)
+    pair.open("t", 2)
+    eventually(lambda: pair.reader.describe()["transfers_arrived"] == 1)
+    check_all(pair.reader, 2)
