@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvrelay.channel import Channel, Listener, bind_tcp
-from kvrelay.config import parse
+from kvrelay.config_text import parse
 from kvrelay.protocol import Heartbeat, Neighbours, TransferEvent
 from kvrelay.store.client import StoreClient
 from kvrelay.store.daemon import run_store

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from kvrelay.config import parse
+from kvrelay.config_text import parse
 from kvrelay.store.client import StoreClient
 from kvrelay.store.daemon import run_store
 from kvrelay.types import PageFormat, PageName

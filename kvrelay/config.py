@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
-import json
-import re
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
-from kvrelay.errors import Misconfigured
 from kvrelay.types import Codec, Role, Transport
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
@@ -20,6 +16,11 @@ SecondsOrNone = Annotated[float, Meta(ge=0, le=86400)]
 """0 means none."""
 Positive = Annotated[int, Meta(gt=0)]
 
+
+BLOCK_MULTIPLE = 32
+"""vLLM 0.32's CPU attention accepts no other block sizes."""
+DEFAULT_BLOCK_TOKENS = 128
+"""vLLM's own block size on CPU."""
 
 _HOST_PORT = r"[^\s/@:]+:[0-9]{1,5}"
 
@@ -226,64 +227,3 @@ class ConnectorConfig(Section, frozen=True, kw_only=True):
     load_wait_s: float
     lossy: Codec | None = None
     """What slow links may do to the pages (``store.lossy_codec``)."""
-
-
-def render(config: Config) -> str:
-    """``config`` as the TOML that ``parse`` reads."""
-    lines: list[str] = []
-    tree = msgspec.to_builtins(config)
-    tenants = {f"tenants.{json.dumps(name)}": values for name, values in tree.pop("tenants").items()}
-    for section, values in (tree | tenants).items():
-        lines.append(f"[{section}]")
-        # JSON's strings, numbers and lists of strings are TOML's too.
-        given = {key: value for key, value in values.items() if value is not None}
-        lines += [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in given.items()]
-    return "\n".join(lines) + "\n"
-
-
-_UNKNOWN = re.compile(r"Object contains unknown field `(?P<key>[^`]+)`(?: - at `\$(?P<path>[^`]*)`)?")
-
-
-def parse(toml: str) -> Config:
-    """The configuration in ``toml``. Raises ``Misconfigured``, naming the key and the nearest known one."""
-    try:
-        return msgspec.toml.decode(toml, type=Config)
-    except msgspec.ValidationError as error:
-        raise Misconfigured(explain(str(error))) from error
-    except msgspec.DecodeError as error:
-        raise Misconfigured(f"not valid TOML: {error}") from error
-
-
-_PLACED = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<key>[^`]*)`)?", re.DOTALL)
-_ADDRESS = re.compile(r"str matching regex '\S*\[0-9\]\{1,5\}\S*'")
-_CHOICES = re.compile(r"str matching regex '\^\((?P<choices>[\w|]+)\)\$'")
-
-
-def explain(problem: str) -> str:
-    """A ``msgspec.ValidationError`` of the tree as ``section.key: what is wrong``."""
-    unknown = _UNKNOWN.search(problem)
-    if unknown is None:
-        return _place(problem)
-    section = (unknown["path"] or "").removeprefix(".")
-    owner = _owner(section)
-    known = list(owner.__struct_fields__)
-    near = difflib.get_close_matches(unknown["key"], known, n=1, cutoff=0.0)
-    where = f"{section}.{unknown['key']}" if section else unknown["key"]
-    return f"unknown key {where!r}; did you mean {near[0]!r}? Known here: {', '.join(known)}"
-
-
-def _owner(section: str) -> type[Section]:
-    """The struct that has the keys of ``section``."""
-    if section.startswith("tenants"):
-        return TenantConfig
-    return Config if not section else type(getattr(Config(), section))
-
-
-def _place(problem: str) -> str:
-    placed = _PLACED.fullmatch(problem)
-    if placed is None or not placed["key"]:
-        return problem
-    what = _CHOICES.sub(
-        lambda match: match["choices"].replace("|", " or "), _ADDRESS.sub("host:port", placed["what"].replace("`", ""))
-    )
-    return f"{placed['key']}: {what[:1].lower()}{what[1:]}"

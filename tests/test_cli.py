@@ -64,7 +64,7 @@ def test_an_unknown_key_of_the_configuration_gets_the_nearest_one(tmp_path: Path
 def test_a_value_out_of_range_is_refused_by_its_name() -> None:
     result = kvrelay("up", "--port", "99999")
     assert result.returncode == 1
-    assert "--port (router.port): expected int <= 65535" in result.stderr
+    assert "--port (router.port): expected int >= 0 and <= 65535" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ class Room(NamedTuple):
 
 
 FLOORS = (
-    Room(0, "words", ("__init__", "types", "protocol", "identity", "errors", "config")),
+    Room(0, "words", ("__init__", "types", "protocol", "identity", "errors", "config", "config_text")),
     Room(1, "policy", ("policy",)),
     Room(2, "fleet", ("fleet",)),
     Room(3, "links", ("link", "channel", "feed", "race")),

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from kvrelay.config import Config, explain, parse
+from kvrelay.config import Config
+from kvrelay.config_text import checked, explain, parse
 from kvrelay.errors import Misconfigured
 
 ConfigFile = Annotated[
@@ -29,7 +30,7 @@ def load(path: Path | None, **sections: dict[str, Any]) -> Config:
     for section, values in sections.items():
         tree[section] |= {key: value for key, value in values.items() if value not in (None, "")}
     try:
-        return msgspec.convert(tree, Config)
+        return checked(msgspec.convert(tree, Config))
     except msgspec.ValidationError as error:
         raise Misconfigured(_name_flag(explain(str(error)), sections)) from error
 

@@ -10,16 +10,13 @@ from pathlib import Path
 import msgspec
 
 from kvrelay.channel import reachable
-from kvrelay.config import Config, ConnectorConfig
+from kvrelay.config import BLOCK_MULTIPLE, Config, ConnectorConfig
 from kvrelay.deploy import cores
 from kvrelay.deploy.engine_guard import API_KEY_VARIABLE, EngineGuard
 from kvrelay.deploy.engine_main import CPUS_VARIABLE
 from kvrelay.deploy.event_relay import publish
 from kvrelay.errors import Misconfigured
 from kvrelay.types import Value
-
-BLOCK_MULTIPLE = 32
-"""vLLM 0.32's CPU attention accepts no other block sizes."""
 
 
 class EngineSpec(Value, frozen=True, kw_only=True):

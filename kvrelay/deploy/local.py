@@ -15,7 +15,8 @@ from types import TracebackType
 import aiohttp
 import msgspec
 
-from kvrelay.config import Config, render
+from kvrelay.config import Config
+from kvrelay.config_text import render
 from kvrelay.deploy.folder_lock import FolderLock
 from kvrelay.deploy.key import new_key, read_key, write_secret
 from kvrelay.deploy.members import Kind, Member, RunDir, members, settle_ports

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from kvrelay.config import Config, RouterConfig, TenantConfig, parse, render
+from kvrelay.config import Config, RouterConfig, TenantConfig
+from kvrelay.config_text import parse, render
 from kvrelay.errors import BadRequest, Misconfigured
 from kvrelay.policy.admit import Slo
 from kvrelay.router.promises import Promises

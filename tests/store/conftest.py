@@ -24,7 +24,7 @@ STRIDE = 8192
 _SCRIPT = """
 import asyncio, signal, sys
 from pathlib import Path
-from kvrelay.config import parse
+from kvrelay.config_text import parse
 from kvrelay.store.daemon import run_store
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit it ignored
 toml, name, path, *routers = sys.argv[1:]

@@ -14,7 +14,7 @@ import pytest
 from kvrelay import channel
 from kvrelay.channel import MAX_CRASHES, Channel, Listener, bind_tcp, bind_unix
 from kvrelay.channel import connect as connect_link
-from kvrelay.config import parse
+from kvrelay.config_text import parse
 from kvrelay.errors import Misconfigured
 from kvrelay.protocol import Heartbeat
 from kvrelay.store.client import StoreClient

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvrelay.channel import bind_tcp, bind_unix
-from kvrelay.config import parse
+from kvrelay.config_text import parse
 from kvrelay.errors import Overloaded
 from kvrelay.store.client import StoreClient
 from kvrelay.store.daemon import StoreDaemon
