@@ -38,7 +38,7 @@ bench: install bench-handoff ## run every benchmark: half an hour, on a machine 
 bench-index: install ## measure the router's index beside Dynamo's
 	@$(BIN)/python -m benchmarks.index
 
-bench-handoff: install ## measure the hand-off beside vLLM's own, print one table; QUICK=1 takes a third of the time
+bench-handoff: install ## measure the hand-off beside vLLM's own, print one table; QUICK=1 is shorter, STAGES="ours arena" picks
 	@$(BIN)/python -m benchmarks.handoff $(if $(QUICK),--quick) $(STAGES)
 
 docs: install reference $(VENV)/.docs ## build the documentation into site/, strictly

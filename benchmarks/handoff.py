@@ -11,10 +11,12 @@ import asyncio
 import datetime
 import json
 import os
+import signal
+import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks import exposed, interference, load, overhead, shaped, store, wire
 from benchmarks.handoff_table import render, rows
@@ -106,9 +108,13 @@ async def _transports(_size: Size, say: Say) -> dict[str, Any]:
     python = peer_python("nixl", NIXL, say)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
     child = await asyncio.create_subprocess_exec(
-        python, "-m", "benchmarks.transports", stdout=asyncio.subprocess.PIPE, env=environment
+        python, "-m", "benchmarks.transports", stdout=asyncio.subprocess.PIPE, env=environment, start_new_session=True
     )
-    output, _ = await child.communicate()
+    try:
+        output, _ = await child.communicate()
+    finally:
+        if child.returncode is None:
+            os.killpg(child.pid, signal.SIGTERM)  # its stores, too
     if child.returncode:
         raise RuntimeError(f"benchmarks.transports ended with {child.returncode}")
     figures: dict[str, Any] = json.loads(output.splitlines()[-1])
@@ -116,18 +122,40 @@ async def _transports(_size: Size, say: Say) -> dict[str, Any]:
     return figures
 
 
-Stage = Callable[[Size, Say], Coroutine[Any, Any, dict[str, Any]]]
+class Stage(NamedTuple):
+    """One part of the benchmark."""
+
+    run: Callable[[Size, Say], Coroutine[Any, Any, dict[str, Any]]]
+    minutes: int
+    """About how long it takes in full on two cores."""
+    what: str
+
 
 STAGES: dict[str, Stage] = {
-    "ours": _ours,
-    "pull": _pull,
-    "push": _push,
-    "overhead": _overhead,
-    "stores": _stores,
-    "link": _link,
-    "arena": _arena,
-    "transports": _transports,
+    "ours": Stage(_ours, 6, "what of a hand-off a client waits for, on idle workers and under mixed load"),
+    "pull": Stage(_pull, 6, "the same of vLLM's own hand-off, where D reads by NIXL (its first run installs the peer)"),
+    "push": Stage(_push, 6, "the same of vLLM's own hand-off, where P writes by NIXL"),
+    "overhead": Stage(_overhead, 4, "what the connector adds to a prefill and to an idle engine"),
+    "stores": Stage(_stores, 4, "what crosses between two stores, when, and what a running answer notices of it"),
+    "link": Stage(_link, 1, "a prefill's KV over a link of 1 Gbit/s (as root, with iproute2)"),
+    "arena": Stage(_arena, 1, "put, get and push of a store, beside a plain copy"),
+    "transports": Stage(_transports, 1, "store to store by each transport, beside NIXL alone"),
 }
+
+
+def explain(names: Sequence[str]) -> str:
+    """A line for each stage."""
+    return "\n".join(f"  {name:<11}about {STAGES[name].minutes} min  {STAGES[name].what}" for name in names)
+
+
+def plan(names: Sequence[str], size: Size, results: Path) -> str:
+    """What is about to happen, for whoever waits for it."""
+    minutes = sum(STAGES[name].minutes for name in names)
+    quick = "; a quick run takes a third of that" if size is QUICK else ""
+    return (
+        f"Stages, about {minutes} min in all on two cores{quick}:\n{explain(names)}\n"
+        f"Leave the machine idle meanwhile, or the figures mean little. Each stage that ends is written to {results}"
+    )
 
 
 def run(names: list[str], size: Size, results: Path) -> dict[str, Any]:
@@ -137,7 +165,7 @@ def run(names: list[str], size: Size, results: Path) -> dict[str, Any]:
         say = say_with_clock(name)
         say("starting")
         begin_s = time.monotonic()
-        figures = asyncio.run(STAGES[name](size, say))
+        figures = asyncio.run(STAGES[name].run(size, say))
         took_s = round(time.monotonic() - begin_s)
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         found["machine"] = describe()
@@ -147,17 +175,37 @@ def run(names: list[str], size: Size, results: Path) -> dict[str, Any]:
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Measure the hand-off beside vLLM's own, and print one table.")
-    parser.add_argument("stages", nargs="*", metavar="STAGE", help=f"{', '.join(STAGES)}; all when none is named")
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description="Measure the hand-off beside vLLM's own, and print one table.",
+        epilog=f"stages, in full:\n{explain(list(STAGES))}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("stages", nargs="*", metavar="STAGE", help="all when none is named")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter measurements, in a file of their own")
-    options = parser.parse_args()
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = _parser()
+    options = parser.parse_args(arguments)
     unknown = set(options.stages) - set(STAGES)
     if unknown:
         parser.error(f"unknown stages: {', '.join(sorted(unknown))}; known: {', '.join(STAGES)}")
     size, results = (QUICK, QUICK_RESULTS) if options.quick else (FULL, RESULTS)
-    found = run(options.stages or list(STAGES), size, results)
+    names = options.stages or list(STAGES)
+    print(plan(names, size, results), flush=True)
+    try:
+        found = run(names, size, results)
+    except KeyboardInterrupt:
+        sys.exit(_interrupted(results))
     print(render(rows(found)))
+
+
+def _interrupted(results: Path) -> int:
+    """Say what is left of the run; the exit status of a process that SIGINT ended."""
+    print(f"interrupted; stages that ended are in {results}", file=sys.stderr)
+    return 128 + signal.SIGINT
 
 
 if __name__ == "__main__":
