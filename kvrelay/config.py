@@ -194,7 +194,13 @@ class ClusterConfig(Section, frozen=True, kw_only=True):
     decode: Annotated[int, Meta(ge=0, le=64, description="Decode workers.")] = 1
     colocated: Annotated[int, Meta(ge=0, le=64, description="Workers that do both, without a split.")] = 0
     stores: Annotated[
-        int, Meta(ge=1, le=2, description="1: all workers share a store; 2: P and D on two, as on two nodes.")
+        int,
+        Meta(
+            ge=1,
+            le=2,
+            description="1: all workers share a store; 2: P and D on two, as on two nodes, but shared memory joins them "
+            "unless store.transports leaves shm out.",
+        ),
     ] = 1
     heartbeat_s: Annotated[Seconds, Meta(description="Interval of heartbeats.")] = 0.5
     dead_after_s: Annotated[Seconds, Meta(description="Silence after which a peer counts as dead.")] = 2.0

@@ -21,7 +21,10 @@ def up(
     prefill: Annotated[int | None, typer.Option(help="Prefill workers: they read prompts. Default 1.")] = None,
     decode: Annotated[int | None, typer.Option(help="Decode workers: they write answers. Default 1.")] = None,
     colocated: Annotated[int | None, typer.Option(help="Workers that do both, instead of a split.")] = None,
-    stores: Annotated[int | None, typer.Option(help="1: one page store; 2: one for each pool, over TCP.")] = None,
+    stores: Annotated[
+        int | None,
+        typer.Option(help="1: one page store; 2: one for each pool; between them go shared memory, NIXL or TCP."),
+    ] = None,
     port: Annotated[int | None, typer.Option(help="Port of the OpenAI API; 0 takes a free one. Default 8000.")] = None,
     model: Model = "",
     dtype: Annotated[str, typer.Option(help="auto, bfloat16 or float32.", show_default=False)] = "",

@@ -55,8 +55,8 @@ class BrainReadings:
                 error = seen.error(what, float(quantile))
                 yield "kvrelay_prediction_error_ratio", "|predicted - seen| / seen, last 256 requests.", labels, error
         yield "kvrelay_predictions_total", "Requests whose first token was predicted and seen.", {}, seen.predictions
-        lost = "First tokens later than the best runner-up's prediction."
-        yield "kvrelay_regret_seconds_total", lost, {}, seen.regret_s
+        lost = seen.regret_s
+        yield "kvrelay_regret_seconds_total", "First tokens later than the best runner-up's prediction.", {}, lost
 
     def _control(self) -> Iterator[Reading]:
         links = self.listener
