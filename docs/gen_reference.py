@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import typer
 
+from docs.count_sentences import COUNTS
 from docs.metrics_in_code import counts_in, metrics_in
 from kvrelay import config, protocol
 from kvrelay import types as words
@@ -189,9 +190,8 @@ def metrics_page() -> str:
     text += "\n## Counts of a store\n\n"
     text += "`kvrelay_store_count` has these as its label `count`, and `StoreClient.describe()` returns them. A worker "
     text += "reports its own to its node's store, which adds them up.\n\n"
-    return (
-        text + table("count", "counted by") + "".join(row(f"`{name}`", room) for name, room in sorted(store_counts()))
-    )
+    text += table("count", "counted by", "what it is")
+    return text + "".join(row(f"`{name}`", room, COUNTS.get(name, "")) for name, room in sorted(store_counts()))
 
 
 def store_counts() -> Iterator[tuple[str, str]]:

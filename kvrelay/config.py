@@ -198,8 +198,8 @@ class ClusterConfig(Section, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=2,
-            description="1: all workers share a store; 2: P and D on two, as on two nodes, but shared memory joins them "
-            "unless store.transports leaves shm out.",
+            description="1: all workers share a store; 2: P and D on two, as on two nodes, but shared memory joins "
+            "them unless store.transports leaves shm out.",
         ),
     ] = 1
     heartbeat_s: Annotated[Seconds, Meta(description="Interval of heartbeats.")] = 0.5

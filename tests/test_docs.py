@@ -13,10 +13,13 @@ from typing import Any
 import pytest
 import typer
 
+from docs.count_sentences import COUNTS
 from docs.gen_reference import FOLDER, PAGES, store_counts
 from docs.metrics_in_code import Metric, metrics_in
 from kvrelay.cli import app
+from kvrelay.config_text import parse
 from kvrelay.router.telemetry import Telemetry
+from kvrelay.store.codecs import check_codecs
 from kvrelay.store.counts import KNOWN
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -165,6 +168,19 @@ def test_the_example_of_a_store_without_vllm_runs(tmp_path: Path) -> None:
         finally:
             store.terminate()
     assert (done.stdout, done.stderr) == ("[True, False]\n", "")
+
+
+def test_every_metric_and_every_count_has_a_sentence() -> None:
+    named = [metric for path in (ROOT / "kvrelay").rglob("*.py") for metric in metrics_in(path.read_text())]
+    assert [metric.name for metric in named if not metric.sentence] == []
+    assert set(COUNTS) == {name for name, _ in store_counts()}
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_configuration_that_is_shown_is_accepted(path: Path) -> None:
+    for fence in FENCE.finditer(path.read_text()):
+        if fence["language"] == "toml":
+            check_codecs(parse(fence["body"]).store)
 
 
 def test_every_page_is_in_the_navigation() -> None:
