@@ -218,6 +218,10 @@ class Transport(StrEnum):
     """One-sided writes into the receiver's arena: RDMA where there is a card for it."""
 
 
+NIXL_MISSING = "NIXL is not installed here"
+"""How a store's report of a path begins where only the optional package is missing."""
+
+
 class SlotRef(msgspec.Struct, frozen=True, array_like=True):
     """One slot of an arena at one moment of its life. Stale once the slot's generation moved on."""
 

@@ -271,24 +271,67 @@ def test_the_doctor_leaves_a_long_path_whole_in_a_narrow_window(tmp_path: Path) 
     assert all(line == line.rstrip() for line in result.stdout.splitlines())
 
 
-async def test_the_doctor_shows_how_a_store_reaches_the_others(tmp_path: Path) -> None:
-    key = tmp_path / "key"
+async def doctor_of(folder: Path, links: list[LinkReport]) -> subprocess.CompletedProcess[str]:
+    """What the doctor says of a store that knows ``links``."""
+    key = folder / "key"
     key.write_text("5a" * 32)
     key.chmod(0o600)
-    way = LinkReport(peer="127.0.0.1:9", transport=Transport.TCP, rank=1, bytes_per_s=2.5e9, latency_s=0.0003)
-    lost = LinkReport(peer="127.0.0.1:9", transport=Transport.NIXL, problem="the peer does not offer it")
 
     async def serve(link: Channel) -> None:
         await link.recv()
-        await link.send(Described(id=1, counts={}, links=[way, lost]))
+        await link.send(Described(id=1, counts={}, links=links))
 
-    listener = Listener(bind_unix(tmp_path / "s.sock"), read_key(key), receiver="s", purposes={"client"}, serve=serve)
+    listener = Listener(bind_unix(folder / "s.sock"), read_key(key), receiver="s", purposes={"client"}, serve=serve)
     task = asyncio.create_task(listener.run())
-    arguments = ("doctor", "--store", str(tmp_path / "s.sock"), "--key-file", str(key))
-    result = await asyncio.to_thread(lambda: kvrelay(*arguments))
+    arguments = ("doctor", "--store", str(folder / "s.sock"), "--key-file", str(key))
+    try:
+        return await asyncio.to_thread(lambda: kvrelay(*arguments))
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def way(transport: Transport, *, peer: str = "127.0.0.1:9", problem: str = "") -> LinkReport:
+    if problem:
+        return LinkReport(peer=peer, transport=transport, problem=problem)
+    return LinkReport(peer=peer, transport=transport, rank=1, bytes_per_s=2.5e9, latency_s=0.0003)
+
+
+async def test_the_doctor_shows_how_a_store_reaches_the_others(tmp_path: Path) -> None:
+    lost = way(Transport.NIXL, problem="the peer does not offer it")
+    result = await doctor_of(tmp_path, [way(Transport.TCP), lost])
     assert "tcp: 2.50 GB/s, round trip 0.30 ms; taken" in result.stdout
     assert "nixl: not used, the peer does not offer it" in result.stdout
+    assert [line.split()[0] for line in result.stdout.splitlines()] == ["ok", "warning"]
     assert result.returncode == 0
-    assert "--key-file" in (await asyncio.to_thread(lambda: kvrelay(*arguments[:3]))).stderr
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_the_doctor_warns_of_a_missing_package_only_where_no_other_path_is_taken(tmp_path: Path) -> None:
+    missing = "NIXL is not installed here; pip install 'kvrelay[nixl]'"
+    alone = way(Transport.NIXL, peer="127.0.0.1:7", problem=missing)
+    result = await doctor_of(tmp_path, [way(Transport.TCP), way(Transport.NIXL, problem=missing), alone])
+    assert [line.split()[0] for line in result.stdout.splitlines()] == ["ok", "ok", "warning"]
+
+
+async def test_the_doctor_says_of_a_store_without_peers_when_it_will_have_some(tmp_path: Path) -> None:
+    result = await doctor_of(tmp_path, [])
+    assert result.stdout.startswith("warning")
+    told = "no peer yet: paths are tested some seconds after stores register"
+    assert told in result.stdout
+    assert told in (Path(__file__).parent.parent / "docs" / "troubleshoot.md").read_text()
+
+
+def test_the_doctor_asks_for_the_key_of_a_store() -> None:
+    assert "--key-file" in kvrelay("doctor", "--store", "s.sock").stderr
+
+
+def test_the_doctor_counts_ranks_and_refuses_as_many_as_a_model_has_no_heads_for(tmp_path: Path) -> None:
+    model = make_tiny(tmp_path / "tiny")
+    file = tmp_path / "kvrelay.toml"
+    file.write_text(f"[model]\npath = '{model}'\n[worker]\ntensor_parallel = 7\n")
+    result = kvrelay("doctor", "--config", str(file))
+    assert result.returncode == 1
+    told = " ".join(result.stdout.split())
+    assert "one for each of 14 ranks, 7 of each worker" in told
+    assert "about 44.0 wanted for the store and 14 ranks" in told
+    assert "worker.tensor_parallel: 7 ranks cannot share" in told

@@ -19,13 +19,14 @@ from kvrelay.channel import reachable
 from kvrelay.cli.running import fleet_health
 from kvrelay.cli.settings import ConfigFile, load
 from kvrelay.cli.terminal import console, reported
-from kvrelay.cli.ways import in_words, is_used, ways_of
+from kvrelay.cli.ways import NO_PEER_YET, in_words, is_spared, is_used, ways_of
 from kvrelay.config import Config, RouterConfig
 from kvrelay.deploy import cores
 from kvrelay.deploy.command import program
 from kvrelay.deploy.key import read_key
 from kvrelay.deploy.model import model_path
 from kvrelay.deploy.ports import CONTROL_PORT, holder, is_free
+from kvrelay.deploy.ranks import require_ranks
 from kvrelay.errors import Misconfigured
 from kvrelay.types import Value
 
@@ -100,8 +101,8 @@ def _ways(store: Path, key_file: Path | None) -> list[Finding]:
         raise Misconfigured("--store needs --key-file: a store answers to those who hold the cluster's key")
     ways = asyncio.run(ways_of(store, read_key(key_file)))
     if not ways:
-        return [_finding("paths", True, "this store has no peer")]
-    return [_finding("path", is_used(way), in_words(way), Verdict.WARNING) for way in ways]
+        return [_finding("paths", False, NO_PEER_YET, Verdict.WARNING)]
+    return [_finding("path", is_used(way) or is_spared(way, ways), in_words(way), Verdict.WARNING) for way in ways]
 
 
 def findings(config: Config) -> list[Finding]:
@@ -158,18 +159,23 @@ def _torchvision() -> Finding:
     return _finding("torch extras", False, advice, Verdict.WARNING)
 
 
-def _workers(config: Config) -> int:
-    return config.cluster.prefill + config.cluster.decode + config.cluster.colocated
+def _engines(config: Config) -> tuple[int, str]:
+    """How many processes compute, and what they are."""
+    cluster, ranks = config.cluster, config.worker.tensor_parallel
+    workers = cluster.prefill + cluster.decode + cluster.colocated
+    engines = workers * ranks
+    return engines, f"{workers} workers" if ranks == 1 else f"{engines} ranks, {ranks} of each worker"
 
 
 def _cores(config: Config) -> Finding:
-    have, want = len(cores.available()), _workers(config)
-    return _finding("cores", have >= want, f"{have} (one for each of {want} workers)", Verdict.WARNING)
+    have, (want, whose) = len(cores.available()), _engines(config)
+    return _finding("cores", have >= want, f"{have} (one for each of {whose})", Verdict.WARNING)
 
 
 def _memory(config: Config) -> Finding:
-    have, want = psutil.virtual_memory().available, _workers(config) * _WORKER_BYTES + config.store.arena_bytes
-    text = f"{have / 2**30:.1f} GiB available, about {want / 2**30:.1f} wanted"
+    engines, whose = _engines(config)
+    have, want = psutil.virtual_memory().available, engines * _WORKER_BYTES + config.store.arena_bytes
+    text = f"{have / 2**30:.1f} GiB available, about {want / 2**30:.1f} wanted for the store and {whose}"
     return _finding("memory", have >= want, f"{text} (less: worker.kv_cache_bytes, store.arena_bytes)", Verdict.WARNING)
 
 
@@ -184,9 +190,14 @@ def _shared_memory() -> Finding:
 
 def _model(config: Config) -> Finding:
     try:
-        return _finding("model", True, str(model_path(config.model.path)))
+        folder = model_path(config.model.path)
     except Misconfigured as error:
         return _finding("model", False, str(error) if config.model.path else f"not there; run: {program()} model fetch")
+    try:
+        require_ranks(folder, config.worker.tensor_parallel)
+    except Misconfigured as error:
+        return _finding("model", False, str(error))
+    return _finding("model", True, str(folder))
 
 
 def _fleet(router: RouterConfig) -> list[Finding]:

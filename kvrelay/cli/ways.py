@@ -6,6 +6,9 @@ from pathlib import Path
 
 from kvrelay import channel
 from kvrelay.protocol import Describe, Described, LinkReport
+from kvrelay.types import NIXL_MISSING
+
+NO_PEER_YET = "no peer yet: paths are tested some seconds after stores register"
 
 
 async def ways_of(socket: Path, key: bytes) -> list[LinkReport]:
@@ -22,6 +25,12 @@ async def ways_of(socket: Path, key: bytes) -> list[LinkReport]:
 def is_used(way: LinkReport) -> bool:
     """Whether pages may go this way."""
     return way.rank > 0
+
+
+def is_spared(way: LinkReport, ways: list[LinkReport]) -> bool:
+    """Whether ``way`` is missing for want of an optional package alone, and pages go another way to the same peer."""
+    others = [other for other in ways if other.peer == way.peer and is_used(other)]
+    return way.problem.startswith(NIXL_MISSING) and bool(others)
 
 
 def in_words(way: LinkReport) -> str:

@@ -15,6 +15,7 @@ from kvrelay.deploy import cores
 from kvrelay.deploy.engine_guard import API_KEY_VARIABLE, EngineGuard
 from kvrelay.deploy.engine_main import CPUS_VARIABLE
 from kvrelay.deploy.event_relay import publish
+from kvrelay.deploy.ranks import require_ranks
 from kvrelay.errors import Misconfigured
 from kvrelay.types import Value
 
@@ -54,8 +55,9 @@ class EngineSpec(Value, frozen=True, kw_only=True):
 
 
 def engine_spec(config: Config, model_path: Path, *, port: int, cpus: tuple[int, ...]) -> EngineSpec:
-    """The engine that ``config`` describes, without a connector."""
+    """The engine that ``config`` describes, without a connector. Raises ``Misconfigured``."""
     worker = config.worker
+    require_ranks(model_path, worker.tensor_parallel)
     return EngineSpec(
         model_path=model_path,
         served_name=config.model.name or model_path.name,

@@ -23,6 +23,7 @@ from kvrelay.deploy.members import Kind, Member, RunDir, members, settle_ports
 from kvrelay.deploy.model import model_path
 from kvrelay.deploy.process import Child, describe_exit
 from kvrelay.deploy.progress import STARTING, LogFollower, Progress, error_lines
+from kvrelay.deploy.ranks import require_ranks
 from kvrelay.deploy.scratch import Scratch
 from kvrelay.errors import Lost
 from kvrelay.protocol import engine_key
@@ -147,6 +148,7 @@ class LocalCluster:
 
     async def __aenter__(self) -> LocalCluster:
         self.model = self._model or model_path(self._wanted.model.path)
+        require_ranks(self.model, self._wanted.worker.tensor_parallel)
         self.config = settle_ports(self._wanted)
         self.run = RunDir(self._run_dir or self._own_dir())
         try:

@@ -6,7 +6,7 @@ It must never outlive a peer that stopped reading: what moves nothing for ``stal
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from kvrelay import channel
@@ -26,12 +26,12 @@ from kvrelay.protocol import (
 from kvrelay.race import until_one_ends
 from kvrelay.store.codecs import Codecs
 from kvrelay.store.keeper import Keeper
-from kvrelay.store.paths.choice import Opener, Paths
+from kvrelay.store.paths.choice import Openers, Paths
 from kvrelay.store.paths.line import Line
 from kvrelay.store.paths.streams import ControlLink
 from kvrelay.store.push import Batch, Push
 from kvrelay.store.transfers import MAX_REASON_LENGTH
-from kvrelay.types import Codec, PageName, Transport
+from kvrelay.types import Codec, PageName
 
 MAX_PUSHES = 1024
 WINDOW = 8
@@ -47,7 +47,7 @@ class Outbound:
         key: bytes,
         keeper: Keeper,
         stall_s: float,
-        openers: Mapping[Transport, Opener],
+        openers: Openers,
         codecs: Codecs,
         clock: Callable[[], float],
         spawn: Callable[[Coroutine[Any, Any, None]], object],

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 from collections.abc import Callable, Coroutine, Iterable
+from importlib.util import find_spec
 from typing import Any
 
 from kvrelay.channel import split_address
 from kvrelay.config import StoreConfig
-from kvrelay.errors import KvrelayError, Lost, Overloaded, Refused
+from kvrelay.errors import KvrelayError, Overloaded, Refused
 from kvrelay.protocol import LinkReport, OpenTransfer
 from kvrelay.store.arena import Arena
 from kvrelay.store.codecs import Codecs
@@ -17,16 +18,14 @@ from kvrelay.store.keeper import Keeper
 from kvrelay.store.outbound import Outbound
 from kvrelay.store.page import Writer
 from kvrelay.store.paths.agent import Agent
-from kvrelay.store.paths.choice import Opener
-from kvrelay.store.paths.line import Line
+from kvrelay.store.paths.choice import Opener, Openers
 from kvrelay.store.paths.onesided import OneSided
-from kvrelay.store.paths.path import Path
 from kvrelay.store.paths.shm import SharedMemory
 from kvrelay.store.paths.streams import Streams
 from kvrelay.store.push import Push
 from kvrelay.store.shelf import Shelf
 from kvrelay.store.transfers import Transfer, Way
-from kvrelay.types import Transport
+from kvrelay.types import NIXL_MISSING, Transport
 
 MAX_PEERS = 256
 MAX_PUSHED_PAGES = 200_000
@@ -128,19 +127,22 @@ class Peers:
             self._spawn(link.run())
         return link
 
-    def _openers(self, address: str) -> dict[Transport, Opener]:
+    def _openers(self, address: str) -> Openers:
         key, name, count = self._key, self._keeper.name, self._config.streams
-        known: dict[Transport, Opener] = {
+        known: dict[Transport, Opener | str] = {
             Transport.SHM: lambda line, met: SharedMemory.open(line, key, name, met),
-            Transport.NIXL: lambda line, met: self._open_one_sided(line),
+            Transport.NIXL: self._one_sided(),
             Transport.TCP: lambda line, met: Streams.open(line, address, key, name, met, count),
         }
         return {transport: opener for transport, opener in known.items() if transport in self._config.transports}
 
-    async def _open_one_sided(self, line: Line) -> Path:
-        if self._agent is None:
-            raise Lost("NIXL is not installed here, or does not start; pip install 'kvrelay[nixl]', and see the log")
-        return await OneSided.open(line, self._agent, self._probes)
+    def _one_sided(self) -> Opener | str:
+        agent = self._agent
+        if agent is not None:
+            return lambda line, met: OneSided.open(line, agent, self._probes)
+        if find_spec("nixl") is None:
+            return f"{NIXL_MISSING}; pip install 'kvrelay[nixl]'"
+        return "NIXL does not start here; see the store's log"
 
     def _check(self, address: str) -> None:
         host, _port = split_address(address)

@@ -460,6 +460,18 @@ async def test_the_fastest_path_that_passed_its_test_is_taken_and_the_others_are
         assert first.latency_s + (4 << 20) / first.bytes_per_s <= second.latency_s + (4 << 20) / second.bytes_per_s
 
 
+async def test_a_path_whose_package_is_missing_here_says_so_rather_than_blame_the_peer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvrelay.store.peers.find_spec", lambda name: None)
+    async with ends_of(tmp_path, Transport.TCP) as ends:
+        ends.p.daemon.peers._config = StoreConfig(transports=(Transport.NIXL, Transport.TCP))
+        ends.p.daemon.peers._links.clear()
+        ends.p.daemon.peers.meet([ends.d.address])
+        await eventually(lambda: [each.rank for each in ends.p.link(ends.d).reports] == [1, 0])
+        assert ends.p.link(ends.d).reports[1].problem == "NIXL is not installed here; pip install 'kvrelay[nixl]'"
+
+
 async def test_a_path_that_damages_the_test_pattern_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,6 +28,8 @@ TRIAL_S = 5.0
 _TOO_LONG = f"its test took longer than {TRIAL_S:g} s"
 
 Opener = Callable[[Line, Met], Awaitable[Path]]
+Openers = Mapping[Transport, Opener | str]
+"""How to open each path that may be taken, or why it cannot be opened here, whatever the peer offers."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +43,15 @@ class Proven:
 class Paths:
     """All paths to one peer."""
 
-    def __init__(self, line: Line, last: Path, openers: Mapping[Transport, Opener], clock: Callable[[], float]) -> None:
+    def __init__(self, line: Line, last: Path, openers: Openers, clock: Callable[[], float]) -> None:
         self._line = line
         self._last = last
-        self._openers = openers
+        self._openers = {transport: opener for transport, opener in openers.items() if not isinstance(opener, str)}
         self._clock = clock
         self._proven: list[Proven] = []
-        self._problems: dict[Transport, str] = dict.fromkeys(openers, "not tested yet")
+        self._problems: dict[Transport, str] = {
+            transport: opener if isinstance(opener, str) else "not tested yet" for transport, opener in openers.items()
+        }
         self._lost = asyncio.Event()
         self._carrying = 0
 
