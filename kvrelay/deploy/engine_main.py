@@ -27,8 +27,16 @@ def _prepare() -> None:
     if __name__ == "__mp_main__":
         # Nothing in vLLM's engine watches the API server: after a kill -9 it would go on for ever.
         die_with_parent(os.getppid(), signal.SIGKILL)
+        _teach_generators()
     if __name__ in ("__main__", "__mp_main__"):  # not in the supervisor, which imports this for its names
         watch_threads()
+
+
+def _teach_generators() -> None:
+    """Only here torch is imported: an engine process needs it anyway, the API server not so early."""
+    from kvrelay.deploy.generators import install
+
+    install()
 
 
 def watch_threads() -> None:
