@@ -1,0 +1,81 @@
+"""Pools of unlike size: two P feed one D, one P feeds two D; the KV crosses from store to store either way."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from kvrelay.deploy.local import LocalCluster
+from kvrelay.types import Role
+from tests.serving.conftest import Baseline
+from tests.serving.probe import Probe, prompt_tokens
+from tests.serving.test_equality import ask, written
+from tests.serving.tiny import completion, config, ids
+
+pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600)]
+
+ROUNDS = 3
+AT_ONCE = 6
+
+
+@pytest_asyncio.fixture(
+    scope="module", loop_scope="session", params=[(2, 1), (1, 2)], ids=["two-P-one-D", "one-P-two-D"]
+)
+async def shaped(request: pytest.FixtureRequest, tiny_model: Path, http: aiohttp.ClientSession) -> AsyncIterator[Probe]:
+    prefill, decode = request.param
+    wanted = config(arena_pages=512, kv_blocks=256, prefill=prefill, decode=decode)
+    async with LocalCluster(wanted, model=tiny_model) as cluster:
+        yield Probe(cluster, http)
+
+
+async def test_every_worker_has_its_part_and_every_answer_is_right(shaped: Probe, tiny_baseline: Baseline) -> None:
+    rng = random.Random(21)
+    rounds = [[completion(ids(rng, rng.randrange(70, 240)), 6) for _ in range(AT_ONCE)] for _ in range(ROUNDS)]
+    for bodies in rounds:
+        expected = [await tiny_baseline.ask("/v1/completions", body) for body in bodies]
+        for _again in range(2):  # the second time, all of it is in stores and in the engines' own caches
+            answers = await asyncio.gather(*(ask(shaped, "/v1/completions", body) for body in bodies))
+            assert [written(answer) for answer in answers] == [written(answer) for answer in expected]
+    await check_parts(shaped)
+    await shaped.assert_at_rest()
+
+
+async def check_parts(probe: Probe) -> None:
+    """Each P computed prompts, and no D did but for their last tokens; what D's had came over the wire."""
+    for worker in probe.cluster.workers:
+        tokens = await prompt_tokens(probe.http, worker.url)
+        if worker.role is Role.PREFILL:
+            assert tokens["local_compute"] > 200, worker.name
+        else:
+            assert tokens["external_kv_transfer"] > 200, worker.name
+            assert tokens["local_compute"] <= 2 * ROUNDS * AT_ONCE, worker.name
+    assert probe.counts()["pages_received"] > 0
+
+
+async def test_one_conversation_goes_on_wherever_its_next_turn_is_computed(
+    shaped: Probe, tiny_baseline: Baseline
+) -> None:
+    history = ids(random.Random(22), 40)
+    for turn in range(3):
+        body = completion(history, max_tokens=35)
+        answer: Any = await ask(shaped, "/v1/completions", body)
+        assert written(answer) == written(await tiny_baseline.ask("/v1/completions", body)), turn
+        history = history + answer["choices"][0]["token_ids"] + ids(random.Random(30 + turn), 10)
+    await shaped.assert_at_rest()
+
+
+async def test_prompts_of_one_request_are_computed_by_all_p_and_answered_by_one_d(
+    shaped: Probe, tiny_baseline: Baseline
+) -> None:
+    rng = random.Random(23)
+    body = completion([], 5) | {"prompt": [ids(rng, tokens) for tokens in (31, 32, 33, 150)]}
+    answer = await ask(shaped, "/v1/completions", body)
+    assert written(answer) == written(await tiny_baseline.ask("/v1/completions", body))
+    await shaped.assert_at_rest()
