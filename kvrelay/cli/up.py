@@ -32,8 +32,8 @@ def up(
 ) -> None:
     """Start store, workers and router on this machine, until Ctrl-C; nothing is left behind.
 
-    Each worker is a vLLM engine pinned to its own cores. Logs go to a folder that is shown when something fails;
-    set KVRELAY_RUN_DIR to choose it and keep it.
+    Each worker is a vLLM engine pinned to its own cores. The first line names the run directory, which holds logs,
+    the stores' sockets and the key; set KVRELAY_RUN_DIR to choose it and keep it.
 
     Example:  kvrelay up --prefill 2 --decode 1 --port 9000
     """
@@ -63,7 +63,7 @@ def _warn_of_few_cores(config: Config) -> None:
 
 async def _serve(config: Config, view: StartupView) -> None:
     with view:
-        async with LocalCluster(config, on_progress=view.update) as cluster:
+        async with LocalCluster(config, on_run_dir=_show_run_dir, on_progress=view.update) as cluster:
             view.close()
             console.print(f"\n[bold green]Serving[/bold green] at [bold]{cluster.url}[/bold] ({view.elapsed_s:.1f} s)")
             console.print(f"Logs: {cluster.run.logs}\n\nTry, in another terminal:\n", markup=False, soft_wrap=True)
@@ -71,6 +71,11 @@ async def _serve(config: Config, view: StartupView) -> None:
             console.print(_example(cluster.url, served_name(cluster), wants_key), markup=False, soft_wrap=True)
             console.print("\nCtrl-C ends it.")
             await cluster.wait()
+
+
+def _show_run_dir(path: Path) -> None:
+    """A path is left whole, for the clipboard."""
+    console.print(f"Run directory: {path} (logs, store sockets, key)", markup=False, soft_wrap=True)
 
 
 def served_name(cluster: LocalCluster) -> str:

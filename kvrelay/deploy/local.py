@@ -55,6 +55,9 @@ class WorkerView(Value, frozen=True, kw_only=True):
 def _ignore(_name: str, _progress: Progress) -> None: ...
 
 
+def _ignore_run_dir(_path: Path) -> None: ...
+
+
 class LocalCluster:
     """``async with LocalCluster(config) as cluster``: everything serves inside the block, nothing is left after it."""
 
@@ -64,8 +67,10 @@ class LocalCluster:
         *,
         run_dir: Path | None = None,
         model: Path | None = None,
+        on_run_dir: Callable[[Path], None] = _ignore_run_dir,
         on_progress: OnProgress = _ignore,
     ) -> None:
+        """``on_run_dir`` is called once, with the run directory, before the first process starts."""
         self._wanted = config
         self._run_dir = run_dir or (Path(os.environ[RUN_DIR_VARIABLE]) if RUN_DIR_VARIABLE in os.environ else None)
         self._scratch: Scratch | None = None
@@ -73,6 +78,7 @@ class LocalCluster:
         self._lock: FolderLock | None = None
         """Whoever does not hold it owns nothing in the run directory."""
         self._model = model
+        self._on_run_dir = on_run_dir
         self._on_progress = on_progress
         self._members: dict[str, Member] = {}
         self._children: dict[str, Child] = {}
@@ -153,7 +159,9 @@ class LocalCluster:
         self.run = RunDir(self._run_dir or self._own_dir())
         try:
             self._prepare()
-            for member in members(self.config, self.run, self.model):
+            wanted = members(self.config, self.run, self.model)
+            self._on_run_dir(self.run.path)
+            for member in wanted:
                 self._members[member.name] = member
                 await self._spawn(member)
             await self._until_ready(self.names)

@@ -87,3 +87,22 @@ def test_a_link_in_place_of_the_lock_file_is_not_followed(tmp_path: Path) -> Non
     with pytest.raises(OSError, match="symbolic links"):
         FolderLock(tmp_path / "lock")
     assert (tmp_path / "precious").read_text() == "kept"
+
+
+async def test_the_run_directory_is_told_with_the_key_in_it_before_any_process_starts(tmp_path: Path) -> None:
+    told: list[Path] = []
+    key = tmp_path / "r" / "key"
+
+    def enough(path: Path) -> None:
+        told.append(path)
+        assert key.exists()
+        raise Misconfigured("enough")
+
+    config = Config(router=RouterConfig(port=0, control_port=0))
+    cluster = LocalCluster(config, run_dir=tmp_path / "r", model=tmp_path, on_run_dir=enough)
+    with pytest.raises(Misconfigured, match="enough"):
+        async with cluster:
+            pytest.fail("it served")
+    assert told == [tmp_path / "r"]
+    assert cluster.names == []
+    assert not key.exists()

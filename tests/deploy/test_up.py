@@ -51,7 +51,9 @@ async def read_until(child: Child, mark: str) -> str:
 async def test_ctrl_c_ends_up_and_leaves_nothing(tiny: Path, run_dir: Path) -> None:
     up = await start_up(tiny, run_dir)
     try:
-        await read_until(up, "Ctrl-C ends it")
+        shown = await read_until(up, "Ctrl-C ends it")
+        first = next(line for line in shown.splitlines() if not line.startswith("warning"))
+        assert first == f"Run directory: {run_dir / 'r'} (logs, store sockets, key)"
         assert (run_dir / "r").stat().st_mode & 0o777 == 0o700
         processes = tree(up.pid)
         assert len(processes) >= 6
