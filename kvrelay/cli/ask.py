@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from kvrelay.cli.chat import ChatClient
 from kvrelay.cli.prose import Prose
 from kvrelay.cli.terminal import INTERRUPTED, console, run, show
 from kvrelay.cli.timeline import draw
@@ -32,6 +31,8 @@ def ask(
 
 
 async def ask_and_draw(url: str, question: str, *, max_tokens: int, api_key: str = "") -> None:
+    from kvrelay.cli.chat import ChatClient  # aiohttp: half of what starting a command costs
+
     async with ChatClient(url, api_key) as client:
         prose = Prose(console.file, console.width)
         try:

@@ -14,7 +14,6 @@ from kvrelay.cli.startup import StartupView
 from kvrelay.cli.terminal import INTERRUPTED, announce_stop, console, run, show
 from kvrelay.config import Config, RouterConfig
 from kvrelay.deploy.command import program
-from kvrelay.deploy.local import LocalCluster
 
 _QUESTION = (
     "Summarise this text in one short sentence.\n\n"
@@ -57,6 +56,8 @@ def demo() -> None:
 
 
 async def _answer(view: StartupView) -> None:
+    from kvrelay.deploy.local import LocalCluster
+
     config = msgspec.structs.replace(Config(), router=RouterConfig(port=0, control_port=0))
     console.rule("2  store, router, one prefill worker, one decode worker")
     with view:

@@ -10,7 +10,6 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from kvrelay.cli.chat import ChatClient
 from kvrelay.cli.terminal import INTERRUPTED, run, show
 from kvrelay.cli.timeline import draw
 
@@ -51,6 +50,8 @@ def explain(
 
 
 async def _explain(url: str, request_id: str, api_key: str) -> None:
+    from kvrelay.cli.chat import ChatClient
+
     async with ChatClient(url, api_key) as client:
         show(explanation(await client.timeline(request_id)))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,7 +14,9 @@ from kvrelay.cli.terminal import announce_stop, console, errors, reported, run
 from kvrelay.config import Config
 from kvrelay.deploy import cores
 from kvrelay.deploy.command import program
-from kvrelay.deploy.local import LocalCluster
+
+if TYPE_CHECKING:
+    from kvrelay.deploy.local import LocalCluster
 
 
 def up(
@@ -62,6 +64,8 @@ def _warn_of_few_cores(config: Config) -> None:
 
 
 async def _serve(config: Config, view: StartupView) -> None:
+    from kvrelay.deploy.local import LocalCluster
+
     with view:
         async with LocalCluster(config, on_run_dir=_show_run_dir, on_progress=view.update) as cluster:
             view.close()

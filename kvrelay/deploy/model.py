@@ -17,7 +17,6 @@ from pathlib import Path
 
 from kvrelay.deploy.cache import models_root
 from kvrelay.deploy.command import program
-from kvrelay.deploy.convert import convert
 from kvrelay.errors import Lost, Misconfigured
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
@@ -110,6 +109,8 @@ def _make(draft: Path, report: Progress) -> None:
     report("unpack", 1.0)
     folder = draft / "model"
     folder.mkdir()
+    from kvrelay.deploy.convert import convert  # numpy: nothing else here needs it
+
     convert(gguf, folder, lambda fraction: report("convert", fraction))
     report("verify", 0.0)
     if not is_whole(folder):

@@ -1,4 +1,4 @@
-"""Tests of cli/ask.py against a server that is no cluster: real sockets, a real process."""
+"""Tests of cli/ask.py against a server that is no cluster, on real sockets; a process of its own gets the signals."""
 
 from __future__ import annotations
 
@@ -6,12 +6,18 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+import threading
+from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from typer.testing import CliRunner
+
+from kvrelay.cli import app as commands
+from kvrelay.cli.terminal import console
 
 ANSWER = "The answer has words enough for more than one line of eighty columns, so that it has to be wrapped."
 KEY = "a-secret"
@@ -54,32 +60,43 @@ async def locked(
 
 
 @pytest.fixture
-async def url() -> AsyncIterator[str]:
+def url() -> Iterator[str]:
+    """The server, on a thread: a command has the main thread, for its signals."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
     app = web.Application(middlewares=[locked])
     app.router.add_get("/v1/models", models)
     app.router.add_get("/kvrelay/requests/req-1", timeline)
     app.router.add_post("/v1/chat/completions", chat)
-    async with TestServer(app) as server:
+    server = TestServer(app)
+    try:
+        asyncio.run_coroutine_threadsafe(server.start_server(), loop).result(10)
         yield str(server.make_url("")).rstrip("/")
+        asyncio.run_coroutine_threadsafe(server.close(), loop).result(10)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
 
 
-async def start(question: str, url: str, key: str = KEY) -> asyncio.subprocess.Process:
-    environment = {**os.environ, "NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "80", "KVRELAY_API_KEY": key}
+def ask(question: str, url: str, key: str = KEY) -> tuple[int, str, str]:
+    """Exit status, output and errors of ``kvrelay ask``, in this process."""
+    console.width = 80
+    flags = ["ask", question, "--url", url]
+    result = CliRunner().invoke(commands, flags, env={"KVRELAY_API_KEY": key}, catch_exceptions=False)
+    return result.exit_code, result.stdout, result.stderr
+
+
+def start(question: str, url: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "80", "KVRELAY_API_KEY": KEY}
     command = [sys.executable, "-m", "kvrelay", "ask", question, "--url", url]
-    pipe = asyncio.subprocess.PIPE
-    return await asyncio.create_subprocess_exec(*command, env=environment, stdout=pipe, stderr=pipe)
-
-
-async def ask(question: str, url: str, key: str = KEY) -> tuple[int, str, str]:
-    process = await start(question, url, key)
-    out, error = await asyncio.wait_for(process.communicate(), 30)
-    assert process.returncode is not None
-    return process.returncode, out.decode(), error.decode()
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 @pytest.mark.parametrize("end", ["", "/", "/v1", "/v1/"])
-async def test_the_answer_is_wrapped_at_words_whatever_the_end_of_the_url(url: str, end: str) -> None:
-    status, out, error = await ask("whole", url + end)
+def test_the_answer_is_wrapped_at_words_whatever_the_end_of_the_url(url: str, end: str) -> None:
+    status, out, error = ask("whole", url + end)
     assert (status, error) == (0, "")
     answer = out.split("\n\n")[0]
     assert answer.split() == ANSWER.split()
@@ -89,32 +106,32 @@ async def test_the_answer_is_wrapped_at_words_whatever_the_end_of_the_url(url: s
 
 
 @pytest.mark.parametrize("question", ["break", "end early"])
-async def test_an_answer_that_breaks_off_is_told_in_one_sentence(url: str, question: str) -> None:
-    status, out, error = await ask(question, url)
+def test_an_answer_that_breaks_off_is_told_in_one_sentence(url: str, question: str) -> None:
+    status, out, error = ask(question, url)
     assert status == 1
     assert out.endswith("wrapped.\n")
     assert error == f"error: the answer broke off: the router at {url} is gone; ask again once it is back\n"
 
 
-async def test_an_interrupted_answer_ends_its_line_and_says_130(url: str) -> None:
-    process = await start("hang", url)
-    assert process.stdout is not None
-    await asyncio.wait_for(process.stdout.readline(), 30)
-    process.send_signal(signal.SIGINT)
-    out, error = await asyncio.wait_for(process.communicate(), 30)
-    assert (process.returncode, error) == (130, b"")
-    assert out.endswith(b"\n")
+def test_an_interrupted_answer_ends_its_line_and_says_130(url: str) -> None:
+    with start("hang", url) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        out, error = process.communicate(timeout=30)
+    assert (process.returncode, error) == (130, "")
+    assert out.endswith("\n")
 
 
 @pytest.mark.parametrize(("key", "text"), [("", "wants an API key"), ("wrong", "does not know this API key")])
-async def test_a_router_with_keys_says_how_to_give_one(url: str, key: str, text: str) -> None:
-    status, _, error = await ask("whole", url, key)
+def test_a_router_with_keys_says_how_to_give_one(url: str, key: str, text: str) -> None:
+    status, _, error = ask("whole", url, key)
     assert status == 1
     assert text in error
     assert "--api-key KEY or KVRELAY_API_KEY" in error
 
 
 @pytest.mark.parametrize("url", ["foo", "localhost:8000", "ftp://x"])
-async def test_what_is_no_url_is_told_so(url: str) -> None:
-    status, _, error = await ask("whole", url)
+def test_what_is_no_url_is_told_so(url: str) -> None:
+    status, _, error = ask("whole", url)
     assert (status, error) == (1, f"error: --url {url} is no URL; it looks like http://127.0.0.1:8000\n")

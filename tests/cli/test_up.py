@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from kvrelay.cli.startup import StartupView
 from kvrelay.cli.terminal import console
 from kvrelay.cli.up import _serve
 from kvrelay.config import Config
+from kvrelay.deploy import local
 from kvrelay.deploy.local import OnProgress
 from kvrelay.deploy.progress import STARTING
 from kvrelay.errors import Lost
@@ -35,7 +35,7 @@ class Doomed:
 
 
 async def test_the_first_line_of_up_is_the_run_directory_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(import_module("kvrelay.cli.up"), "LocalCluster", Doomed)
+    monkeypatch.setattr(local, "LocalCluster", Doomed)
     with console.capture() as captured, pytest.raises(Lost, match="enough"):
         await _serve(Config(), StartupView(console))
     lines = captured.get().splitlines()
