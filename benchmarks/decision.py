@@ -17,7 +17,7 @@ from benchmarks.machine import describe
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.flight import Ask, Plan
 from kvrelay.identity import name_pages, root_name
-from kvrelay.protocol import PageChange, PageEvents, PageSnapshot
+from kvrelay.protocol.feed import PageChange, PageEvents, PageSnapshot
 from kvrelay.types import Engine, Fingerprint, Medium, PageFormat, PageName, RequestFacts, Role, StoreInfo, WorkerInfo
 
 POOLS = ((1, 1), (8, 8), (64, 64))

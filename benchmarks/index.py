@@ -20,13 +20,14 @@ from pathlib import Path
 from benchmarks import machine
 from benchmarks.peers import radix_tree
 from benchmarks.peers.environment import peer_python
-from kvrelay import protocol
 from kvrelay.channel import Channel, Listener, bind_tcp
 from kvrelay.feed import Feed
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.index import PageIndex, store_key
 from kvrelay.fleet.page_log import PageLog
-from kvrelay.protocol import Heartbeat, PageChange, PageEvents, PageSnapshot, RegisterStore
+from kvrelay.protocol.feed import Heartbeat, PageChange, PageEvents, PageSnapshot, RegisterStore
+from kvrelay.protocol.frame import FrameReader, encode
+from kvrelay.protocol.message import Message
 from kvrelay.router.feed import FeedServer
 from kvrelay.types import Medium, PageName, StoreInfo
 
@@ -50,14 +51,14 @@ def frames(pieces: Sequence[list[PageName]]) -> list[bytes]:
     """Each piece as one event on the wire."""
     changes = ([PageChange(Medium.HBM, [], names)] for names in pieces)
     return [
-        protocol.encode(PageEvents(incarnation="1", sequence=number + 1, changes=change))
+        encode(PageEvents(incarnation="1", sequence=number + 1, changes=change))
         for number, change in enumerate(changes)
     ]
 
 
-def read(frame: bytes) -> protocol.Message | None:
+def read(frame: bytes) -> Message | None:
     """The message of one frame, its checksum verified."""
-    reader = protocol.FrameReader()
+    reader = FrameReader()
     reader.feed(frame)
     return reader.next()
 

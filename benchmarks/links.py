@@ -26,7 +26,7 @@ import numpy as np
 
 from kvrelay.channel import Channel, Listener, bind_tcp
 from kvrelay.config_text import parse
-from kvrelay.protocol import Heartbeat, Neighbours, TransferEvent
+from kvrelay.protocol.feed import Heartbeat, Neighbours, TransferEvent
 from kvrelay.store.client import StoreClient
 from kvrelay.store.daemon import run_store
 from kvrelay.types import PageFormat, PageName, Stage, Transport

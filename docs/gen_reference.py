@@ -6,6 +6,7 @@ It must never say what the code does not say: every sentence comes from the code
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import sys
 import types
@@ -19,8 +20,9 @@ import typer
 
 from docs.count_sentences import COUNTS
 from docs.metrics_in_code import counts_in, metrics_in
-from kvrelay import config, protocol
+from kvrelay import config
 from kvrelay import types as words
+from kvrelay.protocol import client, engine, feed, frame, handshake, peer
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs" / "reference"
@@ -204,33 +206,24 @@ def store_counts() -> Iterator[tuple[str, str]]:
 # ---------------------------------------------------------------- wire.md
 
 
+LINKS = (handshake, client, peer, feed, engine)
+"""The modules of ``protocol`` that have messages, in the order of the page."""
+
+
 def wire_page() -> str:
-    """Every message of ``protocol``, in the order and under the headings of the file."""
+    """Every message of ``protocol``, under the link that it belongs to."""
     text = "# Wire\n\n" + NOTICE
-    text += f"Wire version {protocol.WIRE_VERSION}. {paragraphs(protocol.__doc__)} The class name is the tag. "
-    text += (
-        f"Longest frame: {protocol.MAX_FRAME_BYTES:,} bytes; longest payload: {protocol.MAX_PAYLOAD_BYTES:,} bytes.\n"
-    )
-    source = (PACKAGE / "protocol.py").read_text()
-    heading = ""
-    for struct in structs_in(ast.parse(source)):
-        wanted = heading_before(source, struct.lineno)
-        text += f"\n## {wanted}\n" if wanted != heading else ""
-        heading = wanted
-        text += struct_text(struct)
+    text += f"Wire version {frame.WIRE_VERSION}. {paragraphs(frame.__doc__)} The class name is the tag. "
+    text += f"Longest frame: {frame.MAX_FRAME_BYTES:,} bytes; longest payload: {frame.MAX_PAYLOAD_BYTES:,} bytes.\n"
+    for link in LINKS:
+        text += f"\n## {link.__name__.rpartition('.')[2].capitalize()}\n\n{paragraphs(link.__doc__)}\n"
+        text += "".join(struct_text(struct) for struct in structs_in(ast.parse(inspect.getsource(link))))
     return text
 
 
 def structs_in(tree: ast.Module) -> list[ast.ClassDef]:
     """The classes that have fields: messages and the values inside them."""
     return [node for node in tree.body if isinstance(node, ast.ClassDef) and any(fields_of(node))]
-
-
-def heading_before(source: str, line: int) -> str:
-    """The last section comment above ``line``."""
-    marks = [text for text in source.splitlines()[:line] if text.startswith("# -----")]
-    title = marks[-1].strip("# -") if marks else "Messages"
-    return title[:1].upper() + title[1:].replace("<->", "and").replace("->", "to")
 
 
 def struct_text(struct: ast.ClassDef) -> str:

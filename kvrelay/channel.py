@@ -17,10 +17,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
-from kvrelay import protocol
 from kvrelay.errors import KvrelayError, Lost, Malformed, Refused, answered
 from kvrelay.link import Channel as Channel
-from kvrelay.protocol import Challenge, FrameReader, Hello, Message, Proof, Rejected, Welcome
+from kvrelay.protocol.frame import WIRE_VERSION, FrameReader
+from kvrelay.protocol.handshake import Challenge, Hello, Proof, Rejected, Welcome, check_proof, prove
+from kvrelay.protocol.message import Message
 
 _log = logging.getLogger(__name__)
 
@@ -81,11 +82,11 @@ async def _dial(address: str | Path) -> socket.socket:
 
 
 async def _introduce(channel: Channel, key: bytes, sender: str, purpose: str) -> None:
-    hello = Hello(version=protocol.WIRE_VERSION, purpose=purpose, sender=sender, nonce=secrets.token_bytes(16))
+    hello = Hello(version=WIRE_VERSION, purpose=purpose, sender=sender, nonce=secrets.token_bytes(16))
     await channel.send(hello)
     challenge = await expect(channel, Challenge)
-    protocol.check_proof(key, "server", hello.nonce, challenge.nonce, challenge.proof)
-    await channel.send(Proof(proof=protocol.prove(key, "client", hello.nonce, challenge.nonce)))
+    check_proof(key, "server", hello.nonce, challenge.nonce, challenge.proof)
+    await channel.send(Proof(proof=prove(key, "client", hello.nonce, challenge.nonce)))
     welcome = await expect(channel, Welcome)
     channel.peer, channel.purpose = welcome.receiver, purpose
 
@@ -109,14 +110,14 @@ async def welcome(sock: socket.socket, key: bytes, *, receiver: str, purposes: f
 
 async def _admit(channel: Channel, key: bytes, receiver: str, purposes: frozenset[str]) -> None:
     hello = await expect(channel, Hello)
-    if hello.version != protocol.WIRE_VERSION:
-        raise Refused(f"wire version {hello.version} is not spoken here; use version {protocol.WIRE_VERSION}")
+    if hello.version != WIRE_VERSION:
+        raise Refused(f"wire version {hello.version} is not spoken here; use version {WIRE_VERSION}")
     if hello.purpose not in purposes:
         raise Refused(f"links for {hello.purpose!r} are not served here")
     nonce = secrets.token_bytes(16)
-    await channel.send(Challenge(nonce=nonce, proof=protocol.prove(key, "server", hello.nonce, nonce)))
+    await channel.send(Challenge(nonce=nonce, proof=prove(key, "server", hello.nonce, nonce)))
     proof = await expect(channel, Proof)
-    protocol.check_proof(key, "client", hello.nonce, nonce, proof.proof)
+    check_proof(key, "client", hello.nonce, nonce, proof.proof)
     channel.peer, channel.purpose = hello.sender, hello.purpose
     channel.lift_limit()
     await channel.send(Welcome(receiver=receiver))

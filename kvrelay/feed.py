@@ -10,7 +10,8 @@ from kvrelay import channel
 from kvrelay.channel import Channel
 from kvrelay.errors import KvrelayError, Lost, Malformed
 from kvrelay.fleet.page_log import PageLog
-from kvrelay.protocol import Heartbeat, Leaving, Message, PageEvents, PageSnapshot, PagesWanted
+from kvrelay.protocol.feed import Heartbeat, Leaving, PageEvents, PageSnapshot, PagesWanted
+from kvrelay.protocol.message import Message
 from kvrelay.race import until_one_ends
 
 MAX_QUEUED = 4096

@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TypeVar
 
-from kvrelay import protocol
 from kvrelay.errors import Lost, Malformed
-from kvrelay.protocol import FrameReader, Message
+from kvrelay.protocol.frame import MAX_FRAME_BYTES, FrameReader, encode
+from kvrelay.protocol.message import Message
 
 _READ_BYTES = 64 << 10
 """Little more than a message: what is read here of a payload is copied twice."""
@@ -58,7 +58,7 @@ class Channel:
 
         ``stall_s``: longest time in which not a single byte moves; the link is closed after it.
         """
-        views = [memoryview(protocol.encode(message)), *payload]
+        views = [memoryview(encode(message)), *payload]
         async with self._send_lock:
             with self._closing_on_error():
                 await self._send_views(views, stall_s)
@@ -76,7 +76,7 @@ class Channel:
 
     async def send_fds(self, message: Message, fds: list[int]) -> None:
         """Send one message with file descriptors (unix sockets only). Raises ``Lost``."""
-        data = protocol.encode(message)
+        data = encode(message)
         async with self._send_lock:
             with self._closing_on_error():
                 sent = await self._send_first(data, fds)
@@ -118,7 +118,7 @@ class Channel:
 
     def lift_limit(self) -> None:
         """Accept messages of the full length from now on: the peer is known."""
-        self._reader.max_frame_bytes = protocol.MAX_FRAME_BYTES
+        self._reader.max_frame_bytes = MAX_FRAME_BYTES
 
     def take_fds(self) -> list[int]:
         """File descriptors received so far; the caller owns them."""

@@ -12,10 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from kvrelay import channel, protocol
+from kvrelay import channel
 from kvrelay.channel import Channel, Listener, bind_tcp, bind_unix, connect, split_address
 from kvrelay.errors import Lost, Malformed, Refused
-from kvrelay.protocol import Describe, Described, Exists, Hello, Rejected, Segments
+from kvrelay.protocol.client import Describe, Described, Exists
+from kvrelay.protocol.frame import MAX_FRAME_BYTES, WIRE_VERSION, encode
+from kvrelay.protocol.handshake import Challenge, Hello, Proof, Rejected, Welcome
+from kvrelay.protocol.message import Message
+from kvrelay.protocol.peer import Segments
 from kvrelay.types import PageName
 
 KEY = b"k" * 32
@@ -85,7 +89,7 @@ async def test_a_message_of_megabytes_passes_both_ways() -> None:
 async def test_payloads_land_in_the_views_they_are_read_into(sizes: list[int]) -> None:
     parts = [os.urandom(size) for size in sizes]
     got = [bytearray(size) for size in sizes]
-    after: list[protocol.Message] = []
+    after: list[Message] = []
 
     async def serve(link: Channel) -> None:
         await link.recv()
@@ -156,24 +160,24 @@ async def test_a_caller_that_skips_the_proof_of_the_server_still_cannot_get_in()
     async with listening(echo) as (listener, address):
         sock = socket.create_connection(split_address(address))
         raw = Channel(sock)
-        await raw.send(Hello(version=protocol.WIRE_VERSION, purpose="peer", sender="thief", nonce=b"n" * 16))
+        await raw.send(Hello(version=WIRE_VERSION, purpose="peer", sender="thief", nonce=b"n" * 16))
         await raw.recv()
-        await raw.send(protocol.Proof(proof=b"\0" * 32))
+        await raw.send(Proof(proof=b"\0" * 32))
         with pytest.raises(Refused, match="key"):
-            await channel.expect(raw, protocol.Welcome)
+            await channel.expect(raw, Welcome)
         assert listener.refused == 1
         raw.close()
 
 
 @pytest.mark.parametrize(
-    ("version", "purpose", "says"), [(99, "peer", "wire version 99"), (protocol.WIRE_VERSION, "root", "'root'")]
+    ("version", "purpose", "says"), [(99, "peer", "wire version 99"), (WIRE_VERSION, "root", "'root'")]
 )
 async def test_another_version_or_purpose_is_refused_by_name(version: int, purpose: str, says: str) -> None:
     async with listening(echo) as (_, address):
         raw = Channel(socket.create_connection(split_address(address)))
         await raw.send(Hello(version=version, purpose=purpose, sender="x", nonce=b"n" * 16))
         with pytest.raises(Refused, match=says):
-            await channel.expect(raw, protocol.Challenge)
+            await channel.expect(raw, Challenge)
         raw.close()
 
 
@@ -182,7 +186,7 @@ GARBAGE = [
     b"\xff" * 64,
     b"\x05\x00\x00\x00abcde",
     (1 << 20).to_bytes(4, "little") + b"x" * 100,
-    protocol.encode(Describe(id=1)),
+    encode(Describe(id=1)),
     b"",
 ]
 
@@ -202,7 +206,7 @@ async def test_garbage_before_the_handshake_ends_that_link_alone(data: bytes) ->
         good.close()
 
 
-@pytest.mark.parametrize("data", [*GARBAGE[:2], (protocol.MAX_FRAME_BYTES + 1).to_bytes(4, "little")])
+@pytest.mark.parametrize("data", [*GARBAGE[:2], (MAX_FRAME_BYTES + 1).to_bytes(4, "little")])
 async def test_garbage_after_the_handshake_ends_that_link(data: bytes) -> None:
     async with listening(echo) as (listener, address):
         link = await dial(address)

@@ -22,7 +22,7 @@ from kvrelay.cli.up import _example
 from kvrelay.deploy.key import read_key
 from kvrelay.deploy.ports import free_port
 from kvrelay.deploy.tiny import make_tiny
-from kvrelay.protocol import Described, LinkReport
+from kvrelay.protocol.client import Described, LinkReport
 from kvrelay.types import Transport
 
 COMMANDS = [["up"], ["ask"], ["demo"], ["doctor"], ["store"], ["router"], ["worker"], ["model", "fetch"]]

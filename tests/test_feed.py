@@ -14,17 +14,17 @@ from kvrelay.channel import Channel, Listener, bind_tcp
 from kvrelay.errors import Lost
 from kvrelay.feed import Feed, RouterLine
 from kvrelay.fleet.page_log import PageLog
-from kvrelay.protocol import (
-    MAX_FRAME_BYTES,
+from kvrelay.protocol.feed import (
     Heartbeat,
     Leaving,
-    Message,
     PageEvents,
     PageSnapshot,
     PagesWanted,
     RegisterStore,
     TransferEvent,
 )
+from kvrelay.protocol.frame import MAX_FRAME_BYTES
+from kvrelay.protocol.message import Message
 from kvrelay.types import Medium, Stage, StoreInfo
 from tests.fleet.values import names
 

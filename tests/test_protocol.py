@@ -7,27 +7,12 @@ import contextlib
 import msgspec
 import pytest
 
-from kvrelay import protocol
 from kvrelay.errors import Malformed, Refused
-from kvrelay.protocol import (
-    Acquired,
-    Announce,
-    AnyMessage,
-    DecodeLeg,
-    Describe,
-    Exists,
-    FrameReader,
-    Held,
-    Message,
-    NewPage,
-    PrefillLeg,
-    check_proof,
-    decode,
-    encode,
-    handoff_params,
-    prove,
-    read_handoff,
-)
+from kvrelay.protocol.client import Acquired, Announce, Describe, Exists, Held, NewPage
+from kvrelay.protocol.engine import DecodeLeg, Handoff, PrefillLeg, handoff_params, read_handoff
+from kvrelay.protocol.frame import MAX_FRAME_BYTES, AnyMessage, FrameReader, decode, encode
+from kvrelay.protocol.handshake import check_proof, prove
+from kvrelay.protocol.message import Message
 from kvrelay.types import PageName, SlotRef
 
 NAME = PageName(b"n" * 16)
@@ -81,7 +66,7 @@ def test_a_frame_without_a_checksum_is_malformed() -> None:
 
 def test_a_frame_over_the_limit_is_refused_from_its_length_alone() -> None:
     reader = FrameReader()
-    reader.feed((protocol.MAX_FRAME_BYTES + 1).to_bytes(4, "little"))
+    reader.feed((MAX_FRAME_BYTES + 1).to_bytes(4, "little"))
     with pytest.raises(Malformed, match="over the limit"):
         reader.next()
 
@@ -92,7 +77,7 @@ def test_a_message_over_the_limit_is_not_sent() -> None:
 
 
 def test_a_hundred_thousand_page_names_fit_in_one_message() -> None:
-    assert len(encode(Exists(id=1, names=[NAME] * 100_000))) < protocol.MAX_FRAME_BYTES
+    assert len(encode(Exists(id=1, names=[NAME] * 100_000))) < MAX_FRAME_BYTES
 
 
 @pytest.mark.parametrize(
@@ -129,7 +114,7 @@ def test_a_proof_is_bound_to_key_side_and_nonces() -> None:
 
 
 @pytest.mark.parametrize("leg", [PrefillLeg(transfer="t", push_to="h:1"), DecodeLeg(transfers=["a", "b"])])
-def test_a_handoff_survives_the_trip_through_request_parameters(leg: protocol.Handoff) -> None:
+def test_a_handoff_survives_the_trip_through_request_parameters(leg: Handoff) -> None:
     params = msgspec.json.decode(msgspec.json.encode(handoff_params(leg)))
     assert read_handoff(params) == leg
 

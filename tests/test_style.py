@@ -17,8 +17,6 @@ FOLDERS = ("kvrelay", "docs", "benchmarks", "examples", "requirements")
 MAX_FUNCTION_LINES = 60
 MAX_MEDIAN_FUNCTION_LINES = 10
 MAX_FILE_LINES = 400
-LONGER_FILES = {"protocol.py": 640}
-"""Files that may be longer: every message that crosses a process stands in one place."""
 
 BORDER = "# border:"
 """Marks a broad except, with the reason: the place where a foreign failure is turned into one of ours."""
@@ -59,7 +57,7 @@ def long_functions(source: Source) -> Iterator[str]:
 
 def long_file(source: Source) -> Iterator[str]:
     lines = len(source.text.splitlines())
-    if lines > LONGER_FILES.get(source.name, MAX_FILE_LINES):
+    if lines > MAX_FILE_LINES:
         yield f"{source.name}: {lines} lines"
 
 

@@ -15,7 +15,7 @@ import aiohttp
 from kvrelay.config import Config, ModelConfig, StoreConfig, WorkerConfig
 from kvrelay.deploy.server import EngineServer, engine_server, write_to
 from kvrelay.deploy.worker import WorkerPlan, read_engine, worker_engine
-from kvrelay.protocol import DecodeLeg, Handoff, PrefillLeg, engine_key, handoff_params
+from kvrelay.protocol.engine import DecodeLeg, Handoff, PrefillLeg, engine_key, handoff_params
 from kvrelay.store.daemon import run_store
 from kvrelay.types import Engine, Role
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from kvrelay.protocol import NewPage
+from kvrelay.protocol.client import NewPage
 from kvrelay.store.client import StoreClient
 from kvrelay.types import PageFormat, PageName, SlotRef
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kvrelay import channel
-from kvrelay.protocol import Describe, Described, LinkReport
+from kvrelay.protocol.client import Describe, Described, LinkReport
 from kvrelay.types import NIXL_MISSING
 
 NO_PEER_YET = "no peer yet: paths are tested some seconds after stores register"

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 
 from kvrelay.errors import KvrelayError
-from kvrelay.protocol import Acquired, Held
+from kvrelay.protocol.client import Acquired, Held
 from kvrelay.store.client import StoreClient
 from kvrelay.types import PageName
 

@@ -6,7 +6,7 @@ from kvrelay import identity
 from kvrelay.connector.engine import EngineRequest
 from kvrelay.connector.fresh import FreshPages
 from kvrelay.connector.plan import PageCopy, SaveJob
-from kvrelay.protocol import NewPage
+from kvrelay.protocol.client import NewPage
 from kvrelay.store.client import StoreClient
 from kvrelay.types import PageName
 

@@ -19,7 +19,8 @@ from kvrelay.connector.search import Found, Search, foreign_types
 from kvrelay.connector.tracked import Tracked
 from kvrelay.connector.unfilled import PlannedPages
 from kvrelay.errors import Malformed
-from kvrelay.protocol import DecodeLeg, NewPage, PrefillLeg, read_handoff
+from kvrelay.protocol.client import NewPage
+from kvrelay.protocol.engine import DecodeLeg, PrefillLeg, read_handoff
 from kvrelay.store.client import StoreClient
 from kvrelay.types import Engine, PageFormat, PageName, SlotRef, Stage
 

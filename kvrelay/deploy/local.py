@@ -26,7 +26,7 @@ from kvrelay.deploy.progress import STARTING, LogFollower, Progress, error_lines
 from kvrelay.deploy.ranks import require_ranks
 from kvrelay.deploy.scratch import Scratch
 from kvrelay.errors import Lost
-from kvrelay.protocol import engine_key
+from kvrelay.protocol.engine import engine_key
 from kvrelay.types import Role, Value
 
 RUN_DIR_VARIABLE = "KVRELAY_RUN_DIR"

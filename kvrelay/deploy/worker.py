@@ -26,7 +26,8 @@ from kvrelay.deploy.weights import weights_digest
 from kvrelay.errors import Lost, Misconfigured
 from kvrelay.feed import Feed
 from kvrelay.fleet.page_log import PageLog
-from kvrelay.protocol import Heartbeat, RegisterWorker, engine_key
+from kvrelay.protocol.engine import engine_key
+from kvrelay.protocol.feed import Heartbeat, RegisterWorker
 from kvrelay.race import until_one_ends
 from kvrelay.types import Engine, Role, Value, WorkerInfo
 

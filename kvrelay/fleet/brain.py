@@ -32,7 +32,7 @@ from kvrelay.fleet.loads import Loads
 from kvrelay.fleet.outcomes import Outcomes
 from kvrelay.fleet.workers import Fleet, Handoff, Roster
 from kvrelay.policy.admit import RETRY_AFTER_S, Limits
-from kvrelay.protocol import Heartbeat, PageEvents, PageSnapshot, PagesWanted, TransferEvent
+from kvrelay.protocol.feed import Heartbeat, PageEvents, PageSnapshot, PagesWanted, TransferEvent
 from kvrelay.types import Fingerprint, Stage, StoreInfo, WorkerInfo
 
 _LEG_STATES = {Stage.STARTED: LegState.STARTED, Stage.LAST_CHUNK: LegState.LAST_CHUNK}

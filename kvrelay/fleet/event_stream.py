@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
-from kvrelay.protocol import PageEvents, PageSnapshot, PagesWanted
+from kvrelay.protocol.feed import PageEvents, PageSnapshot, PagesWanted
 
 NOTHING = -1
 """Sequence number before the first event; who asks for what follows it gets everything."""

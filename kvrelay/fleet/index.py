@@ -13,7 +13,7 @@ from kvrelay.fleet.coverage import Coverage
 from kvrelay.fleet.event_stream import EventStream, State, Step
 from kvrelay.fleet.page_map import PageMap
 from kvrelay.fleet.sent import SentPages
-from kvrelay.protocol import PageEvents, PageSnapshot, PagesWanted
+from kvrelay.protocol.feed import PageEvents, PageSnapshot, PagesWanted
 from kvrelay.types import Medium, PageName
 
 MAX_PAGES = 1 << 20

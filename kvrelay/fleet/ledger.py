@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from kvrelay.fleet.record import TransferRecord, gb_per_s
 from kvrelay.policy.route import Decision, Option
-from kvrelay.protocol import TransferEvent
+from kvrelay.protocol.feed import TransferEvent
 from kvrelay.types import Stage, Transport
 
 KEPT_REQUESTS = 1000

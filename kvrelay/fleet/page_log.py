@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
-from kvrelay.protocol import PageChange, PageEvents, PageSnapshot
+from kvrelay.protocol.feed import PageChange, PageEvents, PageSnapshot
 from kvrelay.types import Medium, PageName
 
 MAX_KEPT = 1 << 17

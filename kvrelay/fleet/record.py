@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from kvrelay.protocol import TransferEvent
+from kvrelay.protocol.feed import TransferEvent
 from kvrelay.types import Stage, Transport, Value
 
 MAX_FAILURE_CHARS = 200

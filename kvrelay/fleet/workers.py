@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 from kvrelay.errors import Malformed, Refused
 from kvrelay.identity import ByConversion, Exact, Unlike, can_exchange
 from kvrelay.policy.patience import SILENT_LEASES
-from kvrelay.protocol import LinkReport
+from kvrelay.protocol.client import LinkReport
 from kvrelay.types import Role, StoreInfo, Value, WorkerInfo
 
 MAX_MEMBERS = 1024

@@ -11,10 +11,9 @@ from kvrelay.channel import Channel
 from kvrelay.errors import Malformed, Refused
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.flight import Command
-from kvrelay.protocol import (
+from kvrelay.protocol.feed import (
     Heartbeat,
     Leaving,
-    Message,
     Neighbours,
     PageEvents,
     PageSnapshot,
@@ -23,6 +22,7 @@ from kvrelay.protocol import (
     RegisterWorker,
     TransferEvent,
 )
+from kvrelay.protocol.message import Message
 from kvrelay.types import StoreInfo, WorkerInfo
 
 Member = WorkerInfo | StoreInfo

@@ -7,7 +7,7 @@ import msgspec
 from kvrelay.errors import Lost
 from kvrelay.fleet.flight import DecodeOrder, PrefillOrder
 from kvrelay.identity import near_salt
-from kvrelay.protocol import DecodeLeg, PrefillLeg, handoff_params
+from kvrelay.protocol.engine import DecodeLeg, PrefillLeg, handoff_params
 from kvrelay.router.request import ClientRequest, Kind
 
 

@@ -9,7 +9,7 @@ from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.health import stranded
 from kvrelay.fleet.index import store_key
 from kvrelay.policy.breaker import State
-from kvrelay.protocol import LinkReport
+from kvrelay.protocol.client import LinkReport
 
 Reading = tuple[str, str, dict[str, str], float]
 

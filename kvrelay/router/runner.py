@@ -16,7 +16,7 @@ from kvrelay.channel import Listener, bind_tcp, reachable
 from kvrelay.config import Config
 from kvrelay.errors import Misconfigured
 from kvrelay.fleet.brain import Brain
-from kvrelay.protocol import engine_key
+from kvrelay.protocol.engine import engine_key
 from kvrelay.router.connection import Connection
 from kvrelay.router.desk import Desk
 from kvrelay.router.feed import FeedServer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvrelay.protocol import HANDOFF_KEY
+from kvrelay.protocol.engine import HANDOFF_KEY
 
 RESERVED = frozenset({"kv_transfer_params", "ec_transfer_params", "cache_salt", "kv_cache_report_mode"})
 """Fields that steer KV transfer or cache sharing inside an engine, or (the last, inside ``vllm_xargs``) let it report

@@ -15,7 +15,9 @@ from pathlib import Path
 from kvrelay import channel
 from kvrelay.channel import Channel
 from kvrelay.errors import KvrelayError, Lost, Malformed, Overloaded, answered
-from kvrelay.protocol import Acquired, Attach, Attached, Described, Existing, Granted, Message, Rejected
+from kvrelay.protocol.client import Acquired, Attach, Attached, Described, Existing, Granted
+from kvrelay.protocol.handshake import Rejected
+from kvrelay.protocol.message import Message
 from kvrelay.race import until_one_ends
 from kvrelay.store.arena import Arena
 from kvrelay.store.doorbell import Doorbell

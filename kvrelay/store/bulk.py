@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from typing import Protocol, TypeVar
 
 from kvrelay.errors import Lost
-from kvrelay.protocol import Acquired, Held, NewPage
+from kvrelay.protocol.client import Acquired, Held, NewPage
 from kvrelay.store.arena import Arena
 from kvrelay.store.copying import write_page
 from kvrelay.types import PageName, SlotRef

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from kvrelay.protocol import NewPage
+from kvrelay.protocol.client import NewPage
 from kvrelay.store.arena import SlotState
 from kvrelay.store.counts import Counts
 from kvrelay.store.eviction import EvictionOrder

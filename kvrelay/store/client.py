@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from kvrelay.errors import KvrelayError, Lost, Overloaded
-from kvrelay.protocol import (
+from kvrelay.protocol.client import (
     Acquire,
     Acquired,
     Allocate,
@@ -24,7 +24,6 @@ from kvrelay.protocol import (
     Existing,
     Exists,
     Granted,
-    Message,
     Milestone,
     NewPage,
     OpenTransfer,
@@ -32,6 +31,7 @@ from kvrelay.protocol import (
     Report,
     Suspect,
 )
+from kvrelay.protocol.message import Message
 from kvrelay.race import until_one_ends
 from kvrelay.store.arena import Arena
 from kvrelay.store.attachment import Attachment

@@ -19,7 +19,8 @@ from kvrelay.channel import Channel, Listener, bind_tcp, bind_unix, is_everywher
 from kvrelay.config import Config, StoreConfig
 from kvrelay.errors import Lost, Misconfigured
 from kvrelay.feed import Feed
-from kvrelay.protocol import Heartbeat, Message, Neighbours, RegisterStore
+from kvrelay.protocol.feed import Heartbeat, Neighbours, RegisterStore
+from kvrelay.protocol.message import Message
 from kvrelay.store.codecs import Codecs, check_codecs
 from kvrelay.store.inbound import Inbound
 from kvrelay.store.keeper import Keeper, incarnation

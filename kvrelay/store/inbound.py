@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from kvrelay.channel import Channel
 from kvrelay.errors import Malformed, Refused
-from kvrelay.protocol import (
-    MAX_PAYLOAD_BYTES,
+from kvrelay.protocol.frame import MAX_PAYLOAD_BYTES
+from kvrelay.protocol.peer import (
     FindArena,
     Meet,
     Nudge,

@@ -11,7 +11,8 @@ from itertools import groupby
 from operator import attrgetter
 
 from kvrelay.errors import Malformed
-from kvrelay.protocol import NewPage, Segment, Segments, Written
+from kvrelay.protocol.client import NewPage
+from kvrelay.protocol.peer import Segment, Segments, Written
 from kvrelay.store.arena import SlotState, checksums
 from kvrelay.store.catalog import QUARANTINE_S
 from kvrelay.store.keeper import Keeper

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from kvrelay.config import StoreConfig
 from kvrelay.errors import Malformed
 from kvrelay.fleet.page_log import PageLog
-from kvrelay.protocol import Acquire, Acquired, Announce, Held, NewPage, TransferEvent
+from kvrelay.protocol.client import Acquire, Acquired, Announce, Held, NewPage
+from kvrelay.protocol.feed import TransferEvent
 from kvrelay.store.arena import SlotState
 from kvrelay.store.catalog import QUARANTINE_S, Catalog
 from kvrelay.store.copying import read_page

@@ -12,17 +12,8 @@ from typing import Any
 from kvrelay import channel
 from kvrelay.channel import Channel
 from kvrelay.errors import KvrelayError, Lost, Malformed, Overloaded
-from kvrelay.protocol import (
-    ArenaFound,
-    LinkReport,
-    Met,
-    Probed,
-    PushClosed,
-    PushDamaged,
-    PushOpen,
-    PushWanted,
-    Taken,
-)
+from kvrelay.protocol.client import LinkReport
+from kvrelay.protocol.peer import ArenaFound, Met, Probed, PushClosed, PushDamaged, PushOpen, PushWanted, Taken
 from kvrelay.race import until_one_ends
 from kvrelay.store.codecs import Codecs
 from kvrelay.store.keeper import Keeper

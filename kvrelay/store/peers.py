@@ -11,7 +11,7 @@ from typing import Any
 from kvrelay.channel import split_address
 from kvrelay.config import StoreConfig
 from kvrelay.errors import KvrelayError, Overloaded, Refused
-from kvrelay.protocol import LinkReport, OpenTransfer
+from kvrelay.protocol.client import LinkReport, OpenTransfer
 from kvrelay.store.arena import Arena
 from kvrelay.store.codecs import Codecs
 from kvrelay.store.keeper import Keeper

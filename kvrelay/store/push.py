@@ -14,7 +14,7 @@ import numpy as np
 
 from kvrelay.errors import Malformed
 from kvrelay.policy.codec import BATCH_BYTES
-from kvrelay.protocol import PushOpen, PushPages, PushWanted, Segment, Segments, Written
+from kvrelay.protocol.peer import PushOpen, PushPages, PushWanted, Segment, Segments, Written
 from kvrelay.store.arena import Arena, Bools, Ints
 from kvrelay.store.catalog import Catalog
 from kvrelay.store.page import Page

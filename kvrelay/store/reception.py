@@ -12,7 +12,8 @@ from msgspec import structs
 
 from kvrelay.channel import Channel, expect, in_time
 from kvrelay.errors import Lost, Malformed, Overloaded, Refused
-from kvrelay.protocol import ArenaFound, FindArena, Join, Meet, Met, Rejected
+from kvrelay.protocol.handshake import Rejected
+from kvrelay.protocol.peer import ArenaFound, FindArena, Join, Meet, Met
 from kvrelay.store.arena import Arena
 from kvrelay.store.paths.agent import Agent
 from kvrelay.store.room import Room

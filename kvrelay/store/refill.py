@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import Future
 
-from kvrelay.protocol import Allocate, Granted
+from kvrelay.protocol.client import Allocate, Granted
 from kvrelay.store.attachment import Attachment
 from kvrelay.store.stock import SlotStock
 from kvrelay.types import SlotRef

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from kvrelay.channel import Channel
 from kvrelay.errors import KvrelayError, Malformed, Overloaded, Refused
-from kvrelay.protocol import (
+from kvrelay.protocol.client import (
     Acquire,
     Allocate,
     Announce,
@@ -18,14 +18,14 @@ from kvrelay.protocol import (
     Existing,
     Exists,
     Granted,
-    Message,
     Milestone,
     OpenTransfer,
-    Rejected,
     Release,
     Report,
     Suspect,
 )
+from kvrelay.protocol.handshake import Rejected
+from kvrelay.protocol.message import Message
 from kvrelay.store.keeper import Keeper
 from kvrelay.store.peers import Peers
 from kvrelay.store.shelf import Shelf

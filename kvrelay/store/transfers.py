@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
-from kvrelay.protocol import TransferEvent
+from kvrelay.protocol.feed import TransferEvent
 from kvrelay.store.counts import Counts
 from kvrelay.store.page import Writer
 from kvrelay.store.passage import Passage

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from kvrelay.errors import Lost
-from kvrelay.protocol import Acquired, Held, NewPage
+from kvrelay.protocol.client import Acquired, Held, NewPage
 from kvrelay.store.arena import Bools, Ints
 from kvrelay.types import Engine, Fingerprint, PageFormat, PageName, SlotRef, Stage
 

@@ -8,7 +8,7 @@ import pytest
 from kvrelay import identity, types
 from kvrelay.connector.lookup import LEASE_S
 from kvrelay.connector.scheduler import SchedulerHalf
-from kvrelay.protocol import DecodeLeg, PrefillLeg, handoff_params
+from kvrelay.protocol.engine import DecodeLeg, PrefillLeg, handoff_params
 from kvrelay.store.client import StoreClient
 from kvrelay.types import PageName, Stage
 from tests.connector.fakes import BLOCK, ENGINE, PAGE, FakeArena, FakeClient, FakeRequest

@@ -22,7 +22,7 @@ from kvrelay.deploy.ports import free_port
 from kvrelay.deploy.tiny import make_tiny
 from kvrelay.deploy.worker import WorkerPlan, run_worker
 from kvrelay.errors import Misconfigured
-from kvrelay.protocol import engine_key
+from kvrelay.protocol.engine import engine_key
 from kvrelay.types import Engine, Role, WorkerInfo
 from tests.deploy import fake_engine
 from tests.fleet.values import engine

@@ -13,7 +13,7 @@ from kvrelay.fleet.flight import AbandonDecode, AbandonPrefill, Ask, DispatchDec
 from kvrelay.identity import name_pages, root_name
 from kvrelay.policy.cost import Item
 from kvrelay.policy.route import Path
-from kvrelay.protocol import Heartbeat, TransferEvent
+from kvrelay.protocol.feed import Heartbeat, TransferEvent
 from kvrelay.types import PageName, RequestFacts, Role, Stage
 from tests.fleet.values import fingerprint, store, worker
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvrelay.fleet.event_stream import REPAIR_S, EventStream, State, Step
-from kvrelay.protocol import PageEvents, PageSnapshot, PagesWanted
+from kvrelay.protocol.feed import PageEvents, PageSnapshot, PagesWanted
 from kvrelay.types import Medium
 
 APPLY, RESTART, IGNORE, FORGET = Step.APPLY, Step.RESTART, Step.IGNORE, Step.FORGET

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvrelay.fleet.event_stream import REPAIR_S
 from kvrelay.fleet.index import GUESS_S, PENDING_S, PageIndex, store_key
 from kvrelay.fleet.page_log import PageLog
-from kvrelay.protocol import PageChange, PageEvents, PagesWanted
+from kvrelay.protocol.feed import PageChange, PageEvents, PagesWanted
 from kvrelay.types import Medium, PageName
 from tests.fleet.values import names
 

@@ -8,7 +8,7 @@ import pytest
 
 from kvrelay.fleet.ledger import Ledger, Timeline
 from kvrelay.fleet.record import TransferRecord
-from kvrelay.protocol import TransferEvent
+from kvrelay.protocol.feed import TransferEvent
 from kvrelay.types import Stage, Transport
 
 

@@ -11,7 +11,7 @@ from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.experience import ENOUGH_HANDOFFS
 from kvrelay.fleet.flight import Ask, Plan
 from kvrelay.policy.route import Path
-from kvrelay.protocol import TransferEvent
+from kvrelay.protocol.feed import TransferEvent
 from kvrelay.types import RequestFacts, Role, Stage
 from tests.fleet.values import store, worker
 

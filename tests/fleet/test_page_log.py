@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvrelay.fleet import page_log
 from kvrelay.fleet.page_log import PageLog
-from kvrelay.protocol import PageEvents, PageSnapshot
+from kvrelay.protocol.feed import PageEvents, PageSnapshot
 from kvrelay.types import Medium, PageName
 from tests.fleet.values import names
 

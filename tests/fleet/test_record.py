@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvrelay.fleet.record import MAX_FAILURE_CHARS, TransferRecord
-from kvrelay.protocol import TransferEvent
+from kvrelay.protocol.feed import TransferEvent
 from kvrelay.types import Stage, Transport
 
 RECORD = TransferRecord(transfer="r/0/0", prompt_tokens=64)

@@ -17,7 +17,9 @@ import aiohttp
 from kvrelay import channel
 from kvrelay.channel import Channel, bind_tcp
 from kvrelay.config import ClusterConfig, Config, RouterConfig
-from kvrelay.protocol import Heartbeat, Leaving, Message, PrefillLeg, RegisterStore, RegisterWorker, TransferEvent
+from kvrelay.protocol.engine import PrefillLeg
+from kvrelay.protocol.feed import Heartbeat, Leaving, RegisterStore, RegisterWorker, TransferEvent
+from kvrelay.protocol.message import Message
 from kvrelay.router.runner import Router
 from kvrelay.router.tokens import Tokens, load_tokens
 from kvrelay.types import Role, Stage, StoreInfo, WorkerInfo

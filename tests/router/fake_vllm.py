@@ -11,7 +11,7 @@ from typing import Any
 
 from aiohttp import web
 
-from kvrelay.protocol import PrefillLeg, read_handoff
+from kvrelay.protocol.engine import PrefillLeg, read_handoff
 from kvrelay.router.tokens import Tokens
 
 Hook = Callable[[PrefillLeg], Awaitable[None]]

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from kvrelay.feed import Feed
-from kvrelay.protocol import Heartbeat, RegisterWorker
+from kvrelay.protocol.feed import Heartbeat, RegisterWorker
 from kvrelay.router import exchange
 from kvrelay.types import Role, Stage
 from tests.fleet.values import store, worker

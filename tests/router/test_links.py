@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from kvrelay.protocol import Heartbeat, LinkReport, Neighbours
+from kvrelay.protocol.client import LinkReport
+from kvrelay.protocol.feed import Heartbeat, Neighbours
 from kvrelay.types import Transport
 from tests.fleet.values import store
 from tests.router.cluster import Cluster, until

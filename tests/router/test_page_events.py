@@ -12,7 +12,15 @@ from kvrelay.errors import Lost
 from kvrelay.feed import Feed
 from kvrelay.fleet.index import store_key
 from kvrelay.fleet.page_log import PageLog
-from kvrelay.protocol import Heartbeat, PageChange, PageEvents, PageSnapshot, PagesWanted, RegisterStore, RegisterWorker
+from kvrelay.protocol.feed import (
+    Heartbeat,
+    PageChange,
+    PageEvents,
+    PageSnapshot,
+    PagesWanted,
+    RegisterStore,
+    RegisterWorker,
+)
 from kvrelay.types import Medium, Role, StoreInfo, WorkerInfo
 from tests.fleet.values import names, store, worker
 from tests.router.cluster import KEY, Cluster, until

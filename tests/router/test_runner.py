@@ -15,7 +15,8 @@ from kvrelay.channel import bind_tcp
 from kvrelay.config import Config, RouterConfig
 from kvrelay.errors import Lost, Misconfigured, Refused
 from kvrelay.fleet.workers import NoHandoff
-from kvrelay.protocol import Heartbeat, PagesWanted, RegisterStore, RegisterWorker, engine_key
+from kvrelay.protocol.engine import engine_key
+from kvrelay.protocol.feed import Heartbeat, PagesWanted, RegisterStore, RegisterWorker
 from kvrelay.router.runner import Router, run_router
 from kvrelay.types import Role, WorkerInfo
 from tests.fleet.values import store, worker

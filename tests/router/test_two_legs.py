@@ -12,7 +12,7 @@ import pytest
 
 from kvrelay.config import RouterConfig
 from kvrelay.identity import near_salt
-from kvrelay.protocol import DecodeLeg, PrefillLeg, read_handoff
+from kvrelay.protocol.engine import DecodeLeg, PrefillLeg, read_handoff
 from kvrelay.types import Role, Stage
 from tests.fleet.values import store
 from tests.router.cluster import Cluster, until

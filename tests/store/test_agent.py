@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kvrelay.errors import Lost, Malformed
-from kvrelay.protocol import ArenaFound
+from kvrelay.protocol.peer import ArenaFound
 from kvrelay.store.arena import Arena
 from kvrelay.store.paths.agent import Agent
 from kvrelay.store.paths.line import Line

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from kvrelay.errors import Refused
-from kvrelay.protocol import NewPage
+from kvrelay.protocol.client import NewPage
 from kvrelay.store.arena import SlotState
 from kvrelay.store.catalog import QUARANTINE_S, Catalog
 from kvrelay.store.counts import Counts

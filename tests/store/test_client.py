@@ -15,7 +15,9 @@ import xxhash
 
 from kvrelay.config import StoreConfig
 from kvrelay.errors import KvrelayError, Lost, Overloaded, Refused
-from kvrelay.protocol import Acquired, Announce, Describe, Described, Message, NewPage, Rejected
+from kvrelay.protocol.client import Acquired, Announce, Describe, Described, NewPage
+from kvrelay.protocol.handshake import Rejected
+from kvrelay.protocol.message import Message
 from kvrelay.store.attachment import Attachment
 from kvrelay.store.catalog import QUARANTINE_S
 from kvrelay.store.client import StoreClient

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from kvrelay.protocol import Described, FrameReader, encode
+from kvrelay.protocol.client import Described
+from kvrelay.protocol.frame import FrameReader, encode
 from kvrelay.store.counts import KNOWN, MAX_COUNT, MAX_NAMES, Counts
 
 

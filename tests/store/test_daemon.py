@@ -16,7 +16,7 @@ from kvrelay.channel import MAX_CRASHES, Channel, Listener, bind_tcp, bind_unix
 from kvrelay.channel import connect as connect_link
 from kvrelay.config_text import parse
 from kvrelay.errors import Misconfigured
-from kvrelay.protocol import Heartbeat
+from kvrelay.protocol.feed import Heartbeat
 from kvrelay.store.client import StoreClient
 from kvrelay.store.daemon import run_store
 from kvrelay.store.session import Session

@@ -14,7 +14,7 @@ import pytest
 from kvrelay.channel import Channel, connect
 from kvrelay.config import StoreConfig
 from kvrelay.errors import Lost
-from kvrelay.protocol import PushClosed, PushDamaged, PushOpen, PushPages, PushWanted, Segment, Segments
+from kvrelay.protocol.peer import PushClosed, PushDamaged, PushOpen, PushPages, PushWanted, Segment, Segments
 from kvrelay.store.arena import checksums
 from kvrelay.store.codec import Run, decode, encode, usable
 from kvrelay.store.codecs import Codecs

@@ -7,18 +7,17 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 
 from kvrelay.channel import Channel, Listener, bind_tcp
-from kvrelay.protocol import (
+from kvrelay.protocol.client import LinkReport, NewPage
+from kvrelay.protocol.feed import (
     Heartbeat,
-    LinkReport,
-    Message,
     Neighbours,
-    NewPage,
     PageEvents,
     PageSnapshot,
     PagesWanted,
     RegisterStore,
     TransferEvent,
 )
+from kvrelay.protocol.message import Message
 from kvrelay.store.client import StoreClient
 from kvrelay.types import PageName, Stage, Transport
 from tests.store.conftest import FORMAT, KEY, StoreProcess, page_name, payload

@@ -13,27 +13,10 @@ import xxhash
 
 from kvrelay.channel import Channel, Listener, bind_tcp, connect
 from kvrelay.errors import Lost, Refused
-from kvrelay.protocol import (
-    MAX_FRAME_BYTES,
-    Acquire,
-    Allocate,
-    Announce,
-    Attach,
-    Attached,
-    Describe,
-    Described,
-    Granted,
-    Message,
-    NewPage,
-    PushClosed,
-    PushOpen,
-    PushPages,
-    PushWanted,
-    Segment,
-    Segments,
-    Taken,
-    encode,
-)
+from kvrelay.protocol.client import Acquire, Allocate, Announce, Attach, Attached, Describe, Described, Granted, NewPage
+from kvrelay.protocol.frame import MAX_FRAME_BYTES, encode
+from kvrelay.protocol.message import Message
+from kvrelay.protocol.peer import PushClosed, PushOpen, PushPages, PushWanted, Segment, Segments, Taken
 from kvrelay.store.client import StoreClient
 from kvrelay.types import PageFormat, PageName, SlotRef
 from tests.store.conftest import FORMAT, KEY, StoreProcess, page_name, payload

@@ -8,7 +8,8 @@ import pytest
 
 from kvrelay.config import StoreConfig
 from kvrelay.errors import Malformed
-from kvrelay.protocol import Segment, Segments, TransferEvent
+from kvrelay.protocol.feed import TransferEvent
+from kvrelay.protocol.peer import Segment, Segments
 from kvrelay.store.arena import SlotState, checksums
 from kvrelay.store.incoming import KEEP_S, Incoming, fill
 from kvrelay.store.keeper import FILL_STALL_S, Keeper

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvrelay.config import StoreConfig
-from kvrelay.protocol import NewPage, PushWanted, TransferEvent
+from kvrelay.protocol.client import NewPage
+from kvrelay.protocol.feed import TransferEvent
+from kvrelay.protocol.peer import PushWanted
 from kvrelay.store.keeper import Keeper
 from kvrelay.store.push import Push
 from kvrelay.store.transfers import Way

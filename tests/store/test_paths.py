@@ -16,7 +16,7 @@ import pytest
 from kvrelay.channel import bind_tcp, bind_unix
 from kvrelay.config import Config, StoreConfig
 from kvrelay.errors import Lost
-from kvrelay.protocol import NewPage, OpenTransfer
+from kvrelay.protocol.client import NewPage, OpenTransfer
 from kvrelay.store.arena import SlotState, checksums
 from kvrelay.store.copying import read_page
 from kvrelay.store.daemon import StoreDaemon

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from kvrelay.protocol import NewPage
+from kvrelay.protocol.client import NewPage
 from kvrelay.store.arena import checksums
 from kvrelay.store.client import StoreClient
 from kvrelay.store.peers import MAX_PUSHED_PAGES

@@ -14,7 +14,7 @@ import pytest
 
 from kvrelay.channel import Channel
 from kvrelay.errors import Lost, Malformed
-from kvrelay.protocol import ArenaFound, FindArena, Met, PushWanted
+from kvrelay.protocol.peer import ArenaFound, FindArena, Met, PushWanted
 from kvrelay.store.arena import Arena
 from kvrelay.store.paths.agent import Agent
 from kvrelay.store.paths.onesided import OneSided

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from kvrelay.protocol import MAX_FRAME_BYTES, TransferEvent, encode
+from kvrelay.protocol.feed import TransferEvent
+from kvrelay.protocol.frame import MAX_FRAME_BYTES, encode
 from kvrelay.store.counts import Counts
 from kvrelay.store.page import Writer
 from kvrelay.store.transfers import MAX_REASON_LENGTH, Transfers, Way

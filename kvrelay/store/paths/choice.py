@@ -11,7 +11,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from kvrelay.errors import KvrelayError, Lost
-from kvrelay.protocol import LinkReport, Meet, Met
+from kvrelay.protocol.client import LinkReport
+from kvrelay.protocol.peer import Meet, Met
 from kvrelay.store.paths.line import Line
 from kvrelay.store.paths.path import Path
 from kvrelay.store.paths.trial import Score, prove

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 from kvrelay.channel import Channel
 from kvrelay.errors import Lost, Malformed
-from kvrelay.protocol import ArenaFound, Message, Met, Probed, Taken, Written
+from kvrelay.protocol.message import Message
+from kvrelay.protocol.peer import ArenaFound, Met, Probed, Taken, Written
 from kvrelay.store.codecs import Codecs
 
 Answer = Taken | Met | ArenaFound | Probed

@@ -11,7 +11,7 @@ import contextlib
 import numpy as np
 
 from kvrelay.errors import Lost, Malformed
-from kvrelay.protocol import ArenaFound, FindArena, Nudge, Probe, Probed
+from kvrelay.protocol.peer import ArenaFound, FindArena, Nudge, Probe, Probed
 from kvrelay.store.arena import Arena, checksums
 from kvrelay.store.paths.agent import Agent, Runs, Write
 from kvrelay.store.paths.line import Line

@@ -12,7 +12,7 @@ from pathlib import Path as FilePath
 from kvrelay import channel
 from kvrelay.channel import Channel
 from kvrelay.errors import Incompatible, Lost, Malformed
-from kvrelay.protocol import ArenaFound, FindArena, Met, Probe, Probed
+from kvrelay.protocol.peer import ArenaFound, FindArena, Met, Probe, Probed
 from kvrelay.store.arena import Arena, checksums
 from kvrelay.store.paths.line import Line
 from kvrelay.store.push import Batch

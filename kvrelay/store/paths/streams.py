@@ -13,7 +13,7 @@ import msgspec
 from kvrelay import channel
 from kvrelay.channel import Channel
 from kvrelay.errors import KvrelayError, Lost
-from kvrelay.protocol import Join, Met, Probe, Probed, Segments, Taken
+from kvrelay.protocol.peer import Join, Met, Probe, Probed, Segments, Taken
 from kvrelay.store.arena import checksums
 from kvrelay.store.paths.line import Line
 from kvrelay.store.push import Batch

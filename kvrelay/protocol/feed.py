@@ -1,0 +1,112 @@
+"""Workers and stores to routers, over TCP: who is alive, which pages are where, how transfers go."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from kvrelay.protocol.client import LinkReport
+from kvrelay.protocol.message import Message
+from kvrelay.types import Medium, PageName, Stage, StoreInfo, Transport, WorkerInfo
+
+
+class RegisterWorker(Message, frozen=True, kw_only=True):
+    worker: WorkerInfo
+
+
+class RegisterStore(Message, frozen=True, kw_only=True):
+    store: StoreInfo
+
+
+class Heartbeat(Message, frozen=True, kw_only=True):
+    """Sent every ``heartbeat_s``. Not ``healthy``: the engine does not answer, and the router sends it no work."""
+
+    name: str
+    incarnation: str
+    healthy: bool
+    counts: dict[str, int] = {}
+    links: list[LinkReport] = []
+    """A store's ways to its peers."""
+
+
+class Neighbours(Message, frozen=True, kw_only=True):
+    """A router tells a store where the others are: it tests its paths to them before they are needed."""
+
+    addresses: list[str]
+
+
+class Leaving(Message, frozen=True, kw_only=True):
+    """A clean goodbye: the sender will not answer from now on."""
+
+    name: str
+    incarnation: str
+
+
+class TransferEvent(Message, frozen=True, kw_only=True):
+    """A store relays a transfer's milestone."""
+
+    store: str
+    transfer: str
+    stage: Stage
+    reason: str = ""
+    tokens: int = 0
+    """Tokens of the prompt (STARTED), tokens served from KV (LOADED)."""
+    transport: Transport = Transport.LOCAL
+    """What the bytes came by (ARRIVED)."""
+    bytes: int = 0
+    """Bytes that crossed the wire (ARRIVED)."""
+    pages: int = 0
+    """Pages that crossed the wire (ARRIVED)."""
+    runs: int = 0
+    """Pieces of memory without a gap into which they were received (ARRIVED)."""
+    seconds: float = 0.0
+    """From the first byte in to the last page complete; most of it may be P's compute (ARRIVED)."""
+    moving_s: float = 0.0
+    """Seconds with bytes on their way to the peer, until it said that it has them, verified (SENT)."""
+    late_bytes: int = 0
+    """Bytes that D's node still lacked when P had computed the last layer of the prompt's last page (SENT)."""
+    retries: int = 0
+    """How often a store began the transfer again, by another link or transport (SENT)."""
+
+
+class PagesWanted(Message, frozen=True, kw_only=True):
+    """A router asks for the page events after number ``after``; -1, or when they are kept no more: for a snapshot."""
+
+    after: int
+
+
+Names = list[Annotated[PageName, msgspec.Meta(min_length=16, max_length=16)]]
+
+
+class PageChange(msgspec.Struct, frozen=True, array_like=True):
+    """Pages that a medium does not have any more, and pages that it has now."""
+
+    medium: Medium
+    removed: Names
+    stored: Names
+
+
+class PageEvents(Message, frozen=True, kw_only=True):
+    """What changed since event ``sequence - 1``, many pages at once. Names only: no token leaves its node."""
+
+    incarnation: str
+    sequence: int
+    changes: list[PageChange]
+
+
+class PageSnapshot(Message, frozen=True, kw_only=True):
+    """Part ``part`` of all pages that there were after event ``sequence``; the ``last`` one may be empty."""
+
+    incarnation: str
+    sequence: int
+    part: int
+    last: bool
+    medium: Medium
+    names: Names
+
+
+FeedMessage = (
+    RegisterWorker | RegisterStore | Neighbours | Heartbeat | Leaving | TransferEvent
+    | PagesWanted | PageEvents | PageSnapshot
+)  # fmt: skip

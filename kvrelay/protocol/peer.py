@@ -1,0 +1,178 @@
+"""A store and another store, over TCP; and over a unix socket where both are on one machine.
+
+Some messages announce raw payload bytes that follow the frame; the reader takes exactly that many.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from kvrelay.protocol.message import Message
+from kvrelay.types import Codec, PageFormat, PageName, SlotRef, Transport
+
+
+class PushOpen(Message, frozen=True, kw_only=True):
+    transfer: str
+    format: PageFormat
+    names: list[PageName]
+    total_tokens: int
+    direct: bool = False
+    """The sender may write into the slots of the pages by itself; ``PushWanted`` is to name them."""
+    codec: Codec = Codec.RAW
+    """In which the sender would send ``Segments``, should they travel by TCP."""
+
+
+class PushPages(Message, frozen=True, kw_only=True):
+    """These pages of the transfer's names exist at the sender. Answered by ``PushWanted``."""
+
+    transfer: str
+    indices: list[int]
+    shards: int = 1
+    """Of each of them; pages of other writers are offered by another message."""
+
+
+class PushWanted(Message, frozen=True, kw_only=True):
+    """Which of the offered pages the receiver lacks and has made room for.
+
+    The ``slots`` are lent to a sender that said in ``PushOpen`` that it writes into the receiver's arena, until it
+    sends ``PushClosed``.
+    """
+
+    transfer: str
+    indices: list[int]
+    slots: list[SlotRef] = []
+    codec: Codec = Codec.RAW
+    """The one of ``PushOpen``, or RAW: the receiver does not take it, and all that follows travels as it is."""
+
+
+class Segment(msgspec.Struct, frozen=True, array_like=True):
+    """One layer of one page, in the payload that follows; ``checksums``: of each shard's share of those bytes."""
+
+    page: int
+    layer: int
+    checksums: list[int]
+
+
+class Segments(Message, frozen=True, kw_only=True):
+    """Raw bytes of ``items``, in this order, follow this frame: ``payload_bytes`` in all. Answered by ``Taken``.
+
+    ``serial``: a batch that was cut off is sent again under the same one, over another stream.
+    """
+
+    transfer: str
+    items: list[Segment]
+    payload_bytes: int
+    serial: int = 0
+    codec: Codec = Codec.RAW
+    """In which the payload is encoded; ``payload_bytes`` are those that travel, and ``items`` speak of the others.
+
+    Where a codec rounds, ``items`` speak of bytes that the receiver cannot have: it relies on ``wire_checksum``.
+    """
+    wire_checksum: int = 0
+    """Of an encoded payload as it travels."""
+
+
+class Written(Message, frozen=True, kw_only=True):
+    """The sender has written ``items`` into the slots that were lent to it. Answered by ``Taken``."""
+
+    transfer: str
+    items: list[Segment]
+    payload_bytes: int
+    serial: int
+    transport: Transport
+
+
+class Taken(Message, frozen=True, kw_only=True):
+    """The receiver is through with a batch: its sound segments are published, the pages of others given up."""
+
+    serial: int
+
+
+class PushDamaged(Message, frozen=True, kw_only=True):
+    """Checksums of these pages did not hold at the receiver: the sender looks at its own copy.
+
+    By name: the transfer may have ended at the sender meanwhile.
+    """
+
+    names: list[PageName]
+
+
+class PushClosed(Message, frozen=True, kw_only=True):
+    """The sender sends no more for this transfer; ``complete`` when everything wanted was sent."""
+
+    transfer: str
+    complete: bool
+    reason: str = ""
+
+
+# Paths between two stores: the sender asks over the link of its pushes. Requests carry a ``serial`` as batches do.
+
+
+class Meet(Message, frozen=True, kw_only=True):
+    """Which ways to carry pages does the receiver offer?"""
+
+    serial: int
+
+
+class Met(Message, frozen=True, kw_only=True):
+    """Answer to ``Meet``. ``ticket`` is what further links of this sender show."""
+
+    serial: int
+    ticket: bytes
+    transports: list[Transport]
+    socket: str = ""
+    """Path of the unix socket at which a process of the same machine gets the arenas."""
+
+
+class Join(Message, frozen=True, kw_only=True):
+    """First message of a data link (``Segments`` and ``Probe`` follow): the link of pushes that it belongs to."""
+
+    ticket: bytes
+
+
+class FindArena(Message, frozen=True, kw_only=True):
+    """Where is the arena of ``format``, for writes from another machine? None: the one that probes are written to.
+
+    With a ``ticket`` over a link of its own on the same machine: the answer comes with the arena's file descriptor.
+    """
+
+    serial: int
+    format: PageFormat | None
+    ticket: bytes = b""
+
+
+class ArenaFound(Message, frozen=True, kw_only=True):
+    """Answer to ``FindArena``. ``agent``: NIXL's metadata of the receiver; ``address`` of the first slot there."""
+
+    serial: int
+    format: PageFormat
+    slot: int = 0
+    """Lent for probes, when it is their arena."""
+    address: int = 0
+    agent: bytes = b""
+
+
+class Probe(Message, frozen=True, kw_only=True):
+    """A known pattern of ``size_bytes``: it follows, or was ``written`` into the slot lent for probes."""
+
+    serial: int
+    size_bytes: int
+    checksum: int
+    written: bool = False
+
+
+class Probed(Message, frozen=True, kw_only=True):
+    """Answer to ``Probe``: whether the checksum held."""
+
+    serial: int
+    good: bool
+
+
+class Nudge(Message, frozen=True, kw_only=True):
+    """A one-sided write needs its receiver's processor for a moment. No answer."""
+
+
+PeerMessage = (
+    PushOpen | PushPages | PushWanted | Segments | Written | Taken | PushDamaged | PushClosed
+    | Meet | Met | Join | FindArena | ArenaFound | Probe | Probed | Nudge
+)  # fmt: skip
