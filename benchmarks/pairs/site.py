@@ -21,6 +21,8 @@ from kvrelay.types import Engine, Role
 
 KEY = b"k" * 32
 START_WAIT_S = 400.0
+LOAD_WAIT_S = 30.0
+"""Seven ranks on two cores leave one of them without a core for seconds; what they load is asked here, not when."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class Kind:
                 cpus=self.cpus,
                 max_batched_tokens=128,
                 max_model_len=1024,
+                load_wait_s=LOAD_WAIT_S,
             ),
         )
 
