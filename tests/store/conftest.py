@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,23 +13,11 @@ import pytest
 
 from kvrelay.store.client import StoreClient
 from kvrelay.types import PageFormat, PageName
+from tests.store.nursery import Nursery, Wish, running
 
 KEY = b"k" * 32
 FORMAT = PageFormat(layers=3, kv_heads=2, head_dim=16, dtype="float32", page_tokens=8)
 STRIDE = 8192
-
-_SCRIPT = """
-import asyncio, signal, sys
-from pathlib import Path
-from kvrelay.config_text import parse
-from kvrelay.store.daemon import run_store
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit it ignored
-toml, name, path, *routers = sys.argv[1:]
-def ready(info):
-    print(info.address, flush=True)
-key = b"k" * 32
-asyncio.run(run_store(parse(toml), name=name, socket_path=Path(path), key=key, routers=tuple(routers), ready=ready))
-"""
 
 
 def page_name(number: int) -> PageName:
@@ -56,37 +41,43 @@ def eventually(check: Callable[[], object], within_s: float = 5.0) -> None:
 class StoreProcess:
     """A store of its own, to be killed."""
 
-    def __init__(self, folder: Path, name: str = "store-0", toml: str = "", routers: tuple[str, ...] = ()) -> None:
-        self.name = name
-        self.socket_path = folder / f"{name}.sock"
-        self._arguments = [sys.executable, "-c", _SCRIPT, toml, name, str(self.socket_path), *routers]
+    def __init__(self, nursery: Nursery, wish: Wish) -> None:
+        self.name = wish.name
+        self.socket_path = Path(wish.socket_path)
+        self._nursery = nursery
+        self._wish = wish
         self.start()
 
     def start(self) -> None:
-        self.process = subprocess.Popen(self._arguments, stdout=subprocess.PIPE, text=True)
-        assert self.process.stdout is not None
-        self.address = self.process.stdout.readline().strip()
+        self.process = self._nursery.start(self._wish)
+        self.address = self.process.address
         assert self.address, "the store did not start"
 
     def signal(self, number: signal.Signals) -> None:
-        os.kill(self.process.pid, number)
+        self.process.signal(number)
 
     def kill(self) -> None:
         """kill -9, and wait for the end."""
         with contextlib.suppress(ProcessLookupError):
             self.signal(signal.SIGKILL)
-        self.process.wait()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+        self.process.wait(5)
+
+
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[Nursery]:
+    with running() as started:
+        yield started
 
 
 @pytest.fixture
-def start_store(tmp_path: Path) -> Iterator[Callable[..., StoreProcess]]:
+def start_store(tmp_path: Path, nursery: Nursery) -> Iterator[Callable[..., StoreProcess]]:
     """Start stores; ``pages`` is how many pages of ``FORMAT`` fit."""
     stores: list[StoreProcess] = []
 
     def start(name: str = "store-0", pages: int = 64, toml: str = "", routers: tuple[str, ...] = ()) -> StoreProcess:
-        stores.append(StoreProcess(tmp_path, name, f"store.arena_bytes = {pages * STRIDE}\n{toml}", routers))
+        toml = f"store.arena_bytes = {pages * STRIDE}\n{toml}"
+        wish = Wish(toml=toml, name=name, socket_path=str(tmp_path / f"{name}.sock"), key=KEY, routers=routers)
+        stores.append(StoreProcess(nursery, wish))
         return stores[-1]
 
     yield start

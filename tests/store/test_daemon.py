@@ -70,7 +70,7 @@ async def test_an_address_that_cannot_be_had_is_named_with_the_setting_to_change
 def test_a_second_store_on_the_same_socket_does_not_push_the_first_aside(start_store: Start, connect: Connect) -> None:
     first = start_store()
     with pytest.raises(AssertionError, match="did not start"):
-        StoreProcess(first.socket_path.parent)
+        start_store()
     client = connect(first)
     client.put(page_name(1), payload(1), 8)
     assert client.get(page_name(1)) == payload(1)
