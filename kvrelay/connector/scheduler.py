@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -12,19 +11,17 @@ import msgspec
 from kvrelay import identity
 from kvrelay.connector.engine import EngineRequest, has_plain_identity
 from kvrelay.connector.fresh import FreshPages
+from kvrelay.connector.handoffs import Handoffs
 from kvrelay.connector.lookup import Lookup
 from kvrelay.connector.plan import LoadJob, PageCopy, SaveJob, StepPlan
 from kvrelay.connector.saves import SaveProgress
 from kvrelay.connector.search import Found, Search, foreign_types
 from kvrelay.connector.tracked import Tracked
 from kvrelay.connector.unfilled import PlannedPages
-from kvrelay.errors import Malformed
 from kvrelay.protocol.client import NewPage
-from kvrelay.protocol.engine import DecodeLeg, PrefillLeg, read_handoff
+from kvrelay.protocol.engine import DecodeLeg, PrefillLeg
 from kvrelay.store.client import StoreClient
-from kvrelay.types import Engine, PageFormat, PageName, SlotRef, Stage
-
-logger = logging.getLogger(__name__)
+from kvrelay.types import Engine, PageFormat, PageName, SlotRef
 
 
 class SchedulerHalf:
@@ -53,6 +50,7 @@ class SchedulerHalf:
         self._late: list[tuple[EngineRequest, Tracked, list[int], int]] = []
         self._fresh = FreshPages()
         self._planned = PlannedPages(fill_wait_s)
+        self._handoffs = Handoffs(client, self._page_tokens)
         self.free_blocks = free_blocks
         """Free blocks of the engine's pool; None until vLLM binds it."""
 
@@ -66,7 +64,7 @@ class SchedulerHalf:
         """Start the search for its pages, and open its transfer."""
         if not has_plain_identity(request) or request.num_tokens == 0:
             return
-        leg = self._read_leg(request)
+        leg = self._handoffs.read(request)
         foreign = foreign_types(self._engine.fingerprint, leg.page_dtypes if isinstance(leg, DecodeLeg) else ())
         salt = identity.exact_salt(request.cache_salt or "") if foreign else request.cache_salt or ""
         root = identity.root_name(self._engine.fingerprint, salt=salt)
@@ -84,14 +82,6 @@ class SchedulerHalf:
         self._requests[request.request_id] = Tracked(saves, search, transfers=tuple(transfers), home=home)
         if isinstance(leg, PrefillLeg):
             self._client.open_transfer(leg.transfer, names, request.num_prompt_tokens, leg.push_to)
-
-    def _read_leg(self, request: EngineRequest) -> PrefillLeg | DecodeLeg | None:
-        try:
-            return read_handoff(request.kv_transfer_params)
-        except Malformed as error:
-            logger.warning("ignoring a hand-off that is not ours: %s", error)
-            self._client.report({"handoffs_malformed": 1})
-            return None
 
     def _search(
         self,
@@ -203,17 +193,12 @@ class SchedulerHalf:
     def _plan_step(
         self, plan: StepPlan, request: EngineRequest, tracked: Tracked, blocks: list[int], computed: int
     ) -> None:
-        transfer = tracked.saves.transfer
-        if transfer is not None and not tracked.prefill_started:
-            tracked.prefill_started = True
-            self._client.milestone(transfer, Stage.STARTED, tokens=request.num_prompt_tokens)
+        self._handoffs.begun(request, tracked)
         if plan.epoch:
             job = self._plan_saves(tracked, request, blocks, computed)
             plan.saves += [job] if job is not None else []
-        if transfer is not None and not tracked.last_chunk_seen and computed >= request.num_prompt_tokens:
-            tracked.last_chunk_seen = True
-            # After the announcements: whoever hears of the last chunk finds all its pages.
-            self._client.milestone(transfer, Stage.LAST_CHUNK, tokens=request.num_prompt_tokens)
+        # After the announcements: whoever hears of the last chunk finds all its pages.
+        self._handoffs.scheduled(request, tracked, computed)
 
     def _plan_saves(self, tracked: Tracked, request: EngineRequest, blocks: list[int], computed: int) -> SaveJob | None:
         job, announced, short = tracked.saves.plan(request, blocks, computed, self._client, self._fresh)
@@ -233,18 +218,9 @@ class SchedulerHalf:
         for request, tracked, blocks, computed in late:
             job = self._plan_saves(tracked, request, blocks, computed) if attached else None
             jobs += [job] if job is not None else []
-            self._close_transfer(request, tracked)
-            self._send_home(request, tracked)
+            self._handoffs.closed(request, tracked)
+            self._handoffs.send_home(request, tracked)
         return jobs
-
-    def _send_home(self, request: EngineRequest, tracked: Tracked) -> None:
-        """Push what this engine generated to the node of the next turn's prefill, which has the prompt's pages."""
-        if tracked.home is None:
-            return
-        names = tracked.saves.saved_names()[request.num_prompt_tokens // self._page_tokens :]
-        if names:
-            transfer = f"{request.request_id}/home"
-            self._client.open_transfer(transfer, names, len(names) * self._page_tokens, tracked.home, final=True)
 
     # ------------------------------------------------------------ reports and endings
 
@@ -270,8 +246,7 @@ class SchedulerHalf:
                 # What could not be loaded is not there, whoever wrote it: the store hears of it only later.
                 self._fresh.forget(tracked.load_names[bad[0] * self._engine.block_tokens // self._page_tokens :])
                 good = max(0, bad[0] * self._engine.block_tokens - load.begin)
-            for transfer in tracked.transfers:
-                self._client.milestone(transfer, Stage.LOADED, tokens=good)
+            self._handoffs.loaded(tracked, good)
 
     def finished(self, request: EngineRequest, blocks: list[int]) -> None:
         """The request ended, in whatever way. Its blocks are free after this call."""
@@ -284,18 +259,13 @@ class SchedulerHalf:
             # The blocks hold what arrived so far: nothing of it may be saved under a name.
             self._cancels.append(request.request_id)
             self._client.release(tracked.lease)
-            self._close_transfer(request, tracked)
+            self._handoffs.closed(request, tracked)
             return
         computed = min(request.num_computed_tokens, len(blocks) * self._engine.block_tokens)
         if blocks:
             self._late.append((request, tracked, list(blocks), computed))
         else:
-            self._close_transfer(request, tracked)
-
-    def _close_transfer(self, request: EngineRequest, tracked: Tracked) -> None:
-        transfer = tracked.saves.transfer
-        if transfer is not None and not tracked.saves.prompt_saved(request.num_prompt_tokens):
-            self._client.milestone(transfer, Stage.FAILED, reason="the prefill ended before all its pages were saved")
+            self._handoffs.closed(request, tracked)
 
     def reset(self) -> Engine:
         """The weights changed: no page of before may be found again, and other workers' pages are of other weights.
@@ -307,8 +277,7 @@ class SchedulerHalf:
         self._engine = msgspec.structs.replace(self._engine, fingerprint=fresh)
         self._late.clear()
         for request_id, tracked in self._requests.items():
-            if tracked.saves.transfer is not None:
-                self._client.milestone(tracked.saves.transfer, Stage.FAILED, reason="the weights changed")
+            self._handoffs.broken(tracked, "the weights changed")
             if tracked.load is not None:
                 self._cancels.append(request_id)
                 self._client.release(tracked.lease)
