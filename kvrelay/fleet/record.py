@@ -48,6 +48,11 @@ class TransferRecord(Value, frozen=True, kw_only=True):
         return "open" if self.arrived_at is None else "arrived"
 
     @property
+    def is_settled(self) -> bool:
+        """Nothing more is to be heard of its bytes: it failed, or both stores told their part."""
+        return bool(self.failure) or (self.arrived_at is not None and (not self.bytes or self.moving_s > 0.0))
+
+    @property
     def exposed_s(self) -> float | None:
         """Seconds of the hand-off that the prefill did not hide; None until both ends are known."""
         if self.loaded_at is None or self.computed_at is None:

@@ -65,11 +65,11 @@ class Telemetry:
         self._whole.observe(timeline.events["finished"])
         if (first := timeline.events.get("first_token")) is not None:
             self._ttft.observe(first)
-        for record in timeline.transfers.values():
-            self._transfers.observe(record)
+        self._transfers.observe(timeline)
 
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format."""
+        self._transfers.settle()
         return generate_latest(self._registry)
 
 

@@ -1,9 +1,11 @@
-"""Prometheus metrics of hand-offs. It reads the records of requests that are over, each once."""
+"""Prometheus metrics of hand-offs. It reads the records of requests that are over, each once: those of hand-offs that
+outlast their request when they are over as well."""
 
 from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
+from kvrelay.fleet.ledger import KEPT_REQUESTS, Timeline
 from kvrelay.fleet.record import TransferRecord
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -18,6 +20,8 @@ class TransferMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
+        self._outlasting: dict[str, Timeline] = {}
+        """Requests that are over, by their transfers that are not."""
         self._transfers = self._counter("kvrelay_transfers", "Transfers by what became of them.", "outcome")
         self._retries = self._counter("kvrelay_transfer_retries", "Transfers begun again, at another P or otherwise.")
         self._bytes = self._counter("kvrelay_transfer_bytes", "Bytes that crossed between stores.", "transport")
@@ -37,7 +41,7 @@ class TransferMetrics:
         )
 
     def __repr__(self) -> str:
-        return "<TransferMetrics>"
+        return f"<TransferMetrics, {len(self._outlasting)} transfers outlast their requests>"
 
     def _counter(self, name: str, sentence: str, *labels: str) -> Counter:
         return Counter(name, sentence, labels, registry=self._registry)
@@ -45,10 +49,29 @@ class TransferMetrics:
     def _histogram(self, name: str, sentence: str, *labels: str) -> Histogram:
         return Histogram(name, sentence, labels, buckets=_SECONDS, registry=self._registry)
 
-    def observe(self, record: TransferRecord) -> None:
-        """Count one transfer of a request that is over."""
+    def observe(self, timeline: Timeline) -> None:
+        """Count the transfers of a request that is over, or have ``settle`` count them."""
+        for transfer, record in timeline.transfers.items():
+            self._retries.inc(record.attempt > 0)
+            if record.is_settled:
+                self._count(record)
+            else:
+                self._outlasting[transfer] = timeline
+        while len(self._outlasting) > KEPT_REQUESTS:  # the ledger knows it no more, so nothing will be heard of it
+            transfer = next(iter(self._outlasting))
+            self._count(self._outlasting.pop(transfer).transfers[transfer])
+
+    def settle(self) -> None:
+        """Count those that were waited for and are over by now."""
+        records = [timeline.transfers[transfer] for transfer, timeline in self._outlasting.items()]
+        for record in records:
+            if record.is_settled:
+                del self._outlasting[record.transfer]
+                self._count(record)
+
+    def _count(self, record: TransferRecord) -> None:
         self._transfers.labels(record.outcome).inc()
-        self._retries.inc(record.restarts + (record.attempt > 0))
+        self._retries.inc(record.restarts)
         way = record.transport.value
         self._bytes.labels(way).inc(record.bytes)
         self._late_bytes.labels(way).inc(record.late_bytes)

@@ -77,3 +77,24 @@ async def test_a_prompt_that_another_p_had_to_compute_is_one_failure_and_one_ret
     assert records[0]["failure"] == "its prefill worker failed"
     assert await cluster.metric("kvrelay_transfer_retries_total") == 1
     assert await cluster.metric('kvrelay_transfers_total{outcome="failed"}') == 1
+
+
+async def test_a_transfer_that_outlasts_its_request_is_counted_when_it_is_over(cluster: Cluster) -> None:
+    await cluster.join(store("s1", "127.0.0.1:9001"))
+    await cluster.join(store("s2", "127.0.0.1:9002"))
+    prefill = await cluster.add("p1", Role.PREFILL, store_name="s1")
+    await cluster.add("d1", Role.DECODE, store_name="s2")
+    await cluster.complete()
+    assert await cluster.metric("kvrelay_transfers_total") == 0
+    transfer = prefill_leg(prefill.bodies()[0]).transfer
+    await cluster.members["s2"].event(transfer, Stage.ARRIVED, **ARRIVED)
+    ledger = cluster.router.brain.ledger
+    await until(lambda: ledger.of_transfer(transfer).transfers[transfer].outcome == "arrived")  # type: ignore[union-attr]
+    # How long its bytes moved is P's store to say.
+    assert await cluster.metric("kvrelay_transfers_total") == 0
+    await cluster.members["s1"].event(transfer, Stage.SENT, late_bytes=60_000, moving_s=0.002)
+    await until(lambda: ledger.of_transfer(transfer).transfers[transfer].is_settled)  # type: ignore[union-attr]
+    for _ in range(2):  # once, however often somebody scrapes
+        assert await cluster.metric('kvrelay_transfers_total{outcome="arrived"}') == 1
+        assert await cluster.metric('kvrelay_transfer_bytes_total{transport="tcp"}') == 3_000_000
+        assert await cluster.metric('kvrelay_transfer_moving_seconds_total{transport="tcp"}') == 0.002
