@@ -206,6 +206,30 @@ class ClusterConfig(Section, frozen=True, kw_only=True):
     dead_after_s: Annotated[Seconds, Meta(description="Silence after which a peer counts as dead.")] = 2.0
 
 
+class MockConfig(Section, frozen=True, kw_only=True):
+    """Simulated workers and stores (`kvrelay up --mock`, `kvrelay mock-worker`): KV as of Llama 3 8B, no engine."""
+
+    enabled: Annotated[bool, Meta(description="`kvrelay up` starts them instead of engines, in one process.")] = False
+
+    device: Annotated[
+        str,
+        Meta(pattern="^(A100|H100|H200|B200|L40S|MI300X|cpu)$", description="Whose speed to pretend, one a worker."),
+    ] = "H100"
+    time_scale: Annotated[
+        float,
+        Meta(gt=0, le=1000, description="What is simulated takes so many times as long; 0.1: ten times as fast."),
+    ] = 1.0
+    kv_tokens: Annotated[Positive, Meta(description="KV cache of each worker.")] = 1 << 18
+    store_tokens: Annotated[Positive, Meta(description="KV that each store has room for.")] = 1 << 21
+    answer_tokens: Annotated[
+        Positive, Meta(description="Mean length of answers that neither max_tokens nor ignore_eos decides.")
+    ] = 200
+    link_bytes_per_s: Annotated[
+        float, Meta(gt=0, description="Bandwidth of the link into each store, from the others, in bytes a second.")
+    ] = 25e9
+    control_port: Annotated[Port, Meta(description="Loopback port where `kvrelay fault` reaches the workers.")] = 0
+
+
 class Config(Section, frozen=True, kw_only=True):
     """The whole tree; a TOML file holds any part of it."""
 
@@ -214,6 +238,7 @@ class Config(Section, frozen=True, kw_only=True):
     store: StoreConfig = StoreConfig()
     worker: WorkerConfig = WorkerConfig()
     cluster: ClusterConfig = ClusterConfig()
+    mock: MockConfig = MockConfig()
     tenants: Annotated[dict[str, TenantConfig], Meta(max_length=10_000)] = msgspec.field(default_factory=dict)
 
 

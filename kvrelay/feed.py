@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
 
 from kvrelay import channel
 from kvrelay.channel import Channel
 from kvrelay.errors import KvrelayError, Lost, Malformed
-from kvrelay.fleet.page_log import PageLog
 from kvrelay.protocol.feed import Heartbeat, Leaving, PageEvents, PageSnapshot, PagesWanted
 from kvrelay.protocol.message import Message
 from kvrelay.race import until_one_ends
@@ -21,6 +21,16 @@ PAGES_EVERY_S = 0.01
 """Changes of pages wait so long for others, so that many pages share a message."""
 GOODBYE_S = 0.5
 """Longest a clean end waits for a router to take the goodbye."""
+
+
+class Pages(Protocol):
+    """What a member tells of its pages; ``fleet.page_log`` has the one that keeps its word."""
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        """Call ``changed`` whenever there is something new to read."""
+
+    def follow(self, after: int) -> Iterator[PageEvents | PageSnapshot | None]:
+        """What a router needs that knows everything up to change ``after``; None: nothing is new."""
 
 
 class Feed:
@@ -35,7 +45,7 @@ class Feed:
         registration: Message,
         heartbeat: Callable[[], Heartbeat],
         heartbeat_s: float,
-        pages: PageLog | None = None,
+        pages: Pages | None = None,
         heard: Callable[[Message], None] = lambda message: None,
     ) -> None:
         self._lines = [
@@ -56,6 +66,11 @@ class Feed:
             tasks.create_task(asyncio.Event().wait())
             for line in self._lines:
                 tasks.create_task(line.run())
+
+    def silence(self) -> None:
+        """The end will be that of a process that is killed: no goodbye."""
+        for line in self._lines:
+            line.says_goodbye = False
 
     def register(self, registration: Message) -> None:
         """What we are has changed: tell every router, and those that are dialled later."""
@@ -79,7 +94,7 @@ class RouterLine:
         registration: Message,
         heartbeat: Callable[[], Heartbeat],
         heartbeat_s: float,
-        pages: PageLog | None = None,
+        pages: Pages | None = None,
         heard: Callable[[Message], None] = lambda message: None,
     ) -> None:
         self._heard = heard
@@ -100,6 +115,7 @@ class RouterLine:
             pages.watch(self._posted.set)
         self.dropped = 0
         self.is_up = False
+        self.says_goodbye = True
 
     def __repr__(self) -> str:
         state = "up" if self.is_up else "down"
@@ -133,7 +149,8 @@ class RouterLine:
             self.is_up = True
             await until_one_ends(self._send(link), self._listen(link))
         except asyncio.CancelledError:
-            await self._leave(link)
+            if self.says_goodbye:
+                await self._leave(link)
             raise
         finally:
             self.is_up = False

@@ -11,6 +11,7 @@ from kvrelay.cli.ask import ask
 from kvrelay.cli.demo import demo
 from kvrelay.cli.doctor import doctor
 from kvrelay.cli.explain import explain
+from kvrelay.cli.mock import fault, mock_worker
 from kvrelay.cli.model import model
 from kvrelay.cli.serve import router, store, worker
 from kvrelay.cli.up import up
@@ -41,6 +42,6 @@ def _program(
     pass
 
 
-for command in (up, ask, explain, demo, doctor, store, router, worker):
+for command in (up, ask, explain, demo, doctor, store, router, worker, mock_worker, fault):
     app.command()(command)
 app.add_typer(model, name="model")

@@ -22,7 +22,7 @@ Routers = Annotated[
 ]
 
 
-def _ready(text: str) -> None:
+def announce_ready(text: str) -> None:
     """The line that supervisors and people wait for."""
     sys.stdout.write(f"{READY_MARK} {text}\n")
     sys.stdout.flush()
@@ -48,7 +48,7 @@ def store(
     from kvrelay.store.daemon import run_store
 
     def ready(info: StoreInfo) -> None:
-        _ready(f"store {info.name} at {socket}, {info.capacity_bytes} bytes, peers at {info.address}")
+        announce_ready(f"store {info.name} at {socket}, {info.capacity_bytes} bytes, peers at {info.address}")
 
     run(run_store(settings, name=name or socket.stem, socket_path=socket, key=key, routers=routers, ready=ready))
 
@@ -74,11 +74,11 @@ def router(
         settings = load(config, router={"port": port}, model={"path": model})
         require_free(settings.router.host, settings.router.port, "--port")
         require_free(settings.router.control_host, settings.router.control_port, CONTROL_PORT)
-        key, folder = read_key(key_file), model_path(settings.model.path)
+        key, folder = read_key(key_file), model_path(settings.model.path, weights=False)
     from kvrelay.router.runner import run_router
 
     def ready(api: str, control: str) -> None:
-        _ready(f"router at {api}, workers register at {control}")
+        announce_ready(f"router at {api}, workers register at {control}")
 
     run(run_router(settings, key=key, model_path=folder, ready=ready))
 
@@ -128,6 +128,6 @@ def worker(
         )
 
     def ready(info: WorkerInfo) -> None:
-        _ready(f"worker {info.name} at {info.url}, {info.engine.kv_tokens} KV tokens")
+        announce_ready(f"worker {info.name} at {info.url}, {info.engine.kv_tokens} KV tokens")
 
     run(run_worker(settings, plan, ready=ready))

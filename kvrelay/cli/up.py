@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvrelay.cli.mock import Device, TimeScale
 from kvrelay.cli.settings import ConfigFile, Model, load
 from kvrelay.cli.startup import StartupView
 from kvrelay.cli.terminal import announce_stop, console, errors, reported, run
 from kvrelay.config import Config
 from kvrelay.deploy import cores
 from kvrelay.deploy.command import program
+from kvrelay.deploy.mock.roster import parse_size
 
 if TYPE_CHECKING:
     from kvrelay.deploy.local import LocalCluster
@@ -28,6 +30,11 @@ def up(
         typer.Option(help="1: one page store; 2: one for each pool; between them go shared memory, NIXL or TCP."),
     ] = None,
     port: Annotated[int | None, typer.Option(help="Port of the OpenAI API; 0 takes a free one. Default 8000.")] = None,
+    mock: Annotated[
+        str, typer.Option(help="PxD simulated workers, e.g. 16x16, instead of engines.", show_default=False)
+    ] = "",
+    time_scale: TimeScale = None,
+    device: Device = "",
     model: Model = "",
     dtype: Annotated[str, typer.Option(help="auto, bfloat16 or float32.", show_default=False)] = "",
     config: ConfigFile = None,
@@ -37,14 +44,22 @@ def up(
     Each worker is a vLLM engine pinned to its own cores. The first line names the run directory, which holds logs,
     the stores' sockets and the key; set KVRELAY_RUN_DIR to choose it and keep it.
 
+    With --mock no engine is started: simulated workers answer nonsense, in the time that an 8B model on --device takes,
+    so that a large cluster, and what goes wrong in it (kvrelay fault), can be tried on a laptop.
+
     Example:  kvrelay up --prefill 2 --decode 1 --port 9000
     """
     if colocated is not None:
         prefill, decode = prefill or 0, decode or 0
-    cluster = {"prefill": prefill, "decode": decode, "colocated": colocated, "stores": stores}
     with reported():
-        settings = load(config, cluster=cluster, router={"port": port}, model={"path": model, "dtype": dtype})
-    _warn_of_few_cores(settings)
+        simulated = {"time_scale": time_scale, "device": device, "enabled": True if mock else None}
+        if mock:
+            prefill, decode = parse_size("--mock", mock)
+        cluster = {"prefill": prefill, "decode": decode, "colocated": colocated, "stores": stores}
+        given = {"path": model, "dtype": dtype}
+        settings = load(config, cluster=cluster, router={"port": port}, mock=simulated, model=given)
+    if not settings.mock.enabled:
+        _warn_of_few_cores(settings)
     view = StartupView(console)
 
     def stopping() -> None:
@@ -73,8 +88,15 @@ async def _serve(config: Config, view: StartupView) -> None:
             console.print(f"Logs: {cluster.run.logs}\n\nTry, in another terminal:\n", markup=False, soft_wrap=True)
             wants_key = bool(config.router.api_keys)
             console.print(_example(cluster.url, served_name(cluster), wants_key), markup=False, soft_wrap=True)
+            if config.mock.enabled:
+                console.print(_fault_example(cluster), markup=False, soft_wrap=True)
             console.print("\nCtrl-C ends it.")
             await cluster.wait()
+
+
+def _fault_example(cluster: LocalCluster) -> str:
+    route = f"--port {cluster.config.mock.control_port} --key-file {cluster.run.key}"
+    return f"\nWhat can go wrong:\n\n  {program()} fault decode-0 hang=true {route}"
 
 
 def _show_run_dir(path: Path) -> None:

@@ -19,17 +19,20 @@ from kvrelay.config import Config
 from kvrelay.config_text import render
 from kvrelay.deploy.folder_lock import FolderLock
 from kvrelay.deploy.key import new_key, read_key, write_secret
-from kvrelay.deploy.members import Kind, Member, RunDir, members, settle_ports
+from kvrelay.deploy.members import Member, RunDir, members, settle_ports
 from kvrelay.deploy.model import model_path
 from kvrelay.deploy.process import Child, describe_exit
 from kvrelay.deploy.progress import STARTING, LogFollower, Progress, error_lines
 from kvrelay.deploy.ranks import require_ranks
 from kvrelay.deploy.scratch import Scratch
+from kvrelay.deploy.tiny import TinyShape, make_tiny
 from kvrelay.errors import Lost
 from kvrelay.protocol.engine import engine_key
 from kvrelay.types import Role, Value
 
 RUN_DIR_VARIABLE = "KVRELAY_RUN_DIR"
+MADE_UP = "made-up"
+"""Name of the model that mock workers serve when none is given: a tokenizer, and context for long prompts."""
 _POLL_S = 0.1
 _STOP_GRACE_S = 15.0
 """A worker needs up to ten seconds to end its engine gently."""
@@ -153,12 +156,12 @@ class LocalCluster:
     # ------------------------------------------------------------ start and end
 
     async def __aenter__(self) -> LocalCluster:
-        self.model = self._model or model_path(self._wanted.model.path)
-        require_ranks(self.model, self._wanted.worker.tensor_parallel)
+        wanted_model = self._find_model()
         self.config = settle_ports(self._wanted)
         self.run = RunDir(self._run_dir or self._own_dir())
         try:
             self._prepare()
+            self.model = wanted_model or make_tiny(self.run.scratch / MADE_UP, TinyShape(max_positions=1 << 17))
             wanted = members(self.config, self.run, self.model)
             self._on_run_dir(self.run.path)
             for member in wanted:
@@ -176,6 +179,16 @@ class LocalCluster:
     ) -> None:
         interrupted = kind is None or issubclass(kind, (asyncio.CancelledError, KeyboardInterrupt))
         await self._close(keep_logs=not interrupted)
+
+    def _find_model(self) -> Path | None:
+        """None: mock workers make do with a model that is made up. Raises ``Misconfigured``."""
+        mock, wanted = self._wanted.mock.enabled, self._wanted.model.path
+        if self._model is None and mock and not wanted:
+            return None
+        model = self._model or model_path(wanted, weights=not mock)
+        if not mock:
+            require_ranks(model, self._wanted.worker.tensor_parallel)
+        return model
 
     def _own_dir(self) -> Path:
         self._scratch = Scratch("kvrelay-")
@@ -240,9 +253,9 @@ class LocalCluster:
             raise Lost(f"the router at {self.url} did not become healthy: {answer} {error}") from error
 
     def _expected(self) -> set[str]:
-        """Members that the router should know."""
+        """Workers and stores that the router should know."""
         running = [member for member in self._members.values() if self._children[member.name].running]
-        return {member.name for member in running if member.kind is not Kind.ROUTER}
+        return {name for member in running for name in member.registers}
 
     async def _close(self, *, keep_logs: bool) -> None:
         self._doomed |= set(self._members)

@@ -9,12 +9,14 @@ from pathlib import Path
 import msgspec
 
 from kvrelay.channel import reachable
-from kvrelay.config import Config
+from kvrelay.config import Config, MockConfig
 from kvrelay.deploy import cores
+from kvrelay.deploy.mock.roster import mock_names
 from kvrelay.deploy.ports import CONTROL_PORT, free_port, require_free
 from kvrelay.errors import Misconfigured
 from kvrelay.types import Role, Value
 
+LOOPBACK = "127.0.0.1"
 _SOCKET_PATH_BYTES = 107
 """Longest path of a unix socket on Linux."""
 
@@ -25,6 +27,8 @@ class Kind(StrEnum):
     STORE = "store"
     ROUTER = "router"
     WORKER = "worker"
+    MOCK = "mock"
+    """All workers and stores, simulated."""
 
 
 class Member(Value, frozen=True, kw_only=True):
@@ -35,9 +39,11 @@ class Member(Value, frozen=True, kw_only=True):
     arguments: tuple[str, ...]
     role: Role | None = None
     url: str = ""
-    """Where it serves HTTP; empty for a store."""
+    """Where it serves HTTP, the mock its faults; empty for a store."""
     socket: Path | None = None
     """A store's unix socket."""
+    registers: tuple[str, ...] = ()
+    """Under which names the router hears of it."""
 
     @property
     def command(self) -> list[str]:
@@ -77,6 +83,7 @@ def settle_ports(config: Config) -> Config:
     if config.cluster.stores > 1 and (config.store.peer_port or config.store.advertise):
         raise Misconfigured("store.peer_port and store.advertise name one store; leave them out with two stores")
     _refuse_one_workers_settings(config)
+    _refuse_idle_mock(config)
     _refuse_idle_codecs(config)
     require_free(router.host, router.port, "--port")
     require_free(router.control_host, router.control_port, CONTROL_PORT)
@@ -85,7 +92,20 @@ def settle_ports(config: Config) -> Config:
         port=router.port or free_port(router.host),
         control_port=router.control_port or free_port(router.control_host),
     )
-    return msgspec.structs.replace(config, router=settled)
+    return msgspec.structs.replace(config, router=settled, mock=_settled_mock(config.mock))
+
+
+def _settled_mock(mock: MockConfig) -> MockConfig:
+    if not mock.enabled:
+        return mock
+    require_free(LOOPBACK, mock.control_port, "mock.control_port in the configuration file (0: any)")
+    return msgspec.structs.replace(mock, control_port=mock.control_port or free_port(LOOPBACK))
+
+
+def _refuse_idle_mock(config: Config) -> None:
+    """What has no effect is not meant so."""
+    if not config.mock.enabled and config.mock != MockConfig():
+        raise Misconfigured("[mock] is for simulated workers; say so with mock.enabled = true, or --mock PxD")
 
 
 def _refuse_one_workers_settings(config: Config) -> None:
@@ -109,6 +129,8 @@ def members(config: Config, run: RunDir, model: Path) -> list[Member]:
     roles = _roles(config)
     if not any(role.prefills for role in roles) or not any(role.decodes for role in roles):
         raise Misconfigured("a cluster needs at least one prefill and one decode worker, or one --colocated worker")
+    if config.mock.enabled:
+        return [_router(config, run, model), _mock(config, run, model)]
     stores = [f"store-{index}" for index in range(config.cluster.stores)]
     counts = dict.fromkeys(Role, 0)
     workers: list[Member] = []
@@ -140,7 +162,8 @@ def _common(run: RunDir) -> tuple[str, ...]:
 def _store(config: Config, run: RunDir, name: str) -> Member:
     socket = run.socket(name)
     flags = ("--name", name, "--socket", str(socket), "--router", _control(config))
-    return Member(name=name, kind=Kind.STORE, arguments=("store", *_common(run), *flags), socket=socket)
+    arguments = ("store", *_common(run), *flags)
+    return Member(name=name, kind=Kind.STORE, arguments=arguments, socket=socket, registers=(name,))
 
 
 def _router(config: Config, run: RunDir, model: Path) -> Member:
@@ -149,6 +172,19 @@ def _router(config: Config, run: RunDir, model: Path) -> Member:
         kind=Kind.ROUTER,
         arguments=("router", *_common(run), "--model", str(model)),
         url=f"http://{reachable(config.router.host)}:{config.router.port}",
+    )
+
+
+def _mock(config: Config, run: RunDir, model: Path) -> Member:
+    cluster = config.cluster
+    names = mock_names(cluster.prefill, cluster.decode, cluster.colocated, stores=cluster.stores)
+    size = ("--size", f"{cluster.prefill}x{cluster.decode}", "--colocated", str(cluster.colocated))
+    return Member(
+        name="mock",
+        kind=Kind.MOCK,
+        arguments=("mock-worker", *_common(run), *size, "--model", str(model), "--router", _control(config)),
+        url=f"http://{LOOPBACK}:{config.mock.control_port}",
+        registers=(*names.stores, *(worker.name for worker in names.workers)),
     )
 
 
@@ -175,4 +211,5 @@ def _worker(
         arguments=("worker", *_common(run), *words),
         role=role,
         url=f"http://{address}",
+        registers=(name,),
     )

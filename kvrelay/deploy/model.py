@@ -45,16 +45,17 @@ Progress = Callable[[str, float], None]
 def _quiet(_step: str, _fraction: float) -> None: ...
 
 
-def model_path(model: str = "") -> Path:
+def model_path(model: str = "", *, weights: bool = True) -> Path:
     """The folder of ``model``: a path, or the name of a fetched model (default: the built-in one).
 
+    Without ``weights`` a folder that has none will do: who pretends to be an engine needs but the tokenizer.
     Raises ``Misconfigured`` saying what to run when it is not there.
     """
     fetched = models_root() / (model or DEFAULT_MODEL)
     candidates = [Path(model).expanduser()] if model and model != DEFAULT_MODEL else []
     for folder in [*candidates, fetched]:
         if (folder / "config.json").is_file():
-            _require_parts(folder)
+            _require_parts(folder, weights=weights)
             return folder.resolve()
     if not model or model == DEFAULT_MODEL:
         raise Misconfigured(f"{DEFAULT_MODEL} is not in {models_root()}; run: {program()} model fetch")
@@ -64,9 +65,9 @@ def model_path(model: str = "") -> Path:
     )
 
 
-def _require_parts(folder: Path) -> None:
+def _require_parts(folder: Path, *, weights: bool) -> None:
     """Raise ``Misconfigured`` now rather than a minute into the start of the engines."""
-    if not any(folder.glob("*.safetensors")):
+    if weights and not any(folder.glob("*.safetensors")):
         raise Misconfigured(f"the model folder {folder} has no weights (*.safetensors); copy the whole model there")
     if not any((folder / name).is_file() for name in _TOKENIZERS):
         raise Misconfigured(

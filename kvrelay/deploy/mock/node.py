@@ -1,0 +1,85 @@
+"""All mock workers and stores of one process. It must never serve on when one died by mistake."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+from aiohttp import web
+
+from kvrelay.channel import bind_tcp
+from kvrelay.config import Config
+from kvrelay.deploy.mock.control import HOST, Control
+from kvrelay.deploy.mock.roster import WorkerPlan
+from kvrelay.deploy.mock.site import Site
+from kvrelay.deploy.mock.worker import MockWorker
+from kvrelay.errors import Misconfigured
+from kvrelay.protocol.engine import engine_key
+from kvrelay.router.tokens import load_tokens
+from kvrelay.types import Value
+
+
+class NodePlan(Value, frozen=True, kw_only=True):
+    """What one process pretends to be."""
+
+    model_path: Path
+    """Its tokenizer and config.json are read, weights are not."""
+    routers: tuple[str, ...]
+    workers: tuple[WorkerPlan, ...]
+    stores: tuple[str, ...]
+
+
+class MockNode:
+    """Use ``run_node``."""
+
+    def __init__(self, site: Site, plans: tuple[WorkerPlan, ...]) -> None:
+        self.site = site
+        self.workers = {plan.name: MockWorker(plan, site) for plan in plans}
+        self.control_url = ""
+
+    def __repr__(self) -> str:
+        return f"<MockNode {len(self.workers)} workers, {self.site!r}>"
+
+    async def run(self, ready: Callable[[MockNode], None]) -> None:
+        """Until cancelled; ``ready`` once all workers that are not to be dead serve. Raises ``Misconfigured``."""
+        unborn = {name for name, worker in self.workers.items() if not worker.faults.dead}
+
+        def born(name: str) -> None:
+            if name in unborn:
+                unborn.discard(name)
+                if not unborn:
+                    ready(self)
+
+        async with self._controlled(), asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.site.run_stores())
+            for worker in self.workers.values():
+                tasks.create_task(worker.run(lambda name=worker.name: born(name)))  # type: ignore[misc]
+
+    @contextlib.asynccontextmanager
+    async def _controlled(self) -> AsyncIterator[None]:
+        port = self.site.config.mock.control_port
+        try:
+            sock = bind_tcp(HOST, port)
+        except OSError as error:
+            raise Misconfigured(f"mock.control_port {port}: {error.strerror}; choose another") from error
+        self.control_url = f"http://{HOST}:{sock.getsockname()[1]}"
+        app = Control(self.workers, engine_key(self.site.key)).app()
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        try:
+            await web.SockSite(runner, sock).start()
+            yield
+        finally:
+            await runner.cleanup()
+
+
+async def run_node(config: Config, plan: NodePlan, *, key: bytes, ready: Callable[[MockNode], None]) -> None:
+    """Serve until cancelled. Raises ``Misconfigured``."""
+    tokens = await asyncio.to_thread(load_tokens, plan.model_path)
+    try:
+        site = Site(config, plan.model_path, tokens, stores=plan.stores, routers=plan.routers, key=key)
+        await MockNode(site, plan.workers).run(ready)
+    finally:
+        tokens.close()

@@ -1,0 +1,188 @@
+"""A node's page store without pages: it knows names, passes hand-offs on and reports them as a real one does.
+
+Names are all that routers hear of a store. It must never say that a page is there before its bytes could be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from kvrelay.deploy.mock.wire import Later, Wire
+from kvrelay.fleet.page_log import PageLog
+from kvrelay.protocol.feed import TransferEvent
+from kvrelay.protocol.message import Message
+from kvrelay.types import Medium, PageName, Stage, StoreInfo, Transport
+
+MAX_TRANSFERS = 4096
+"""Ended ones included: who asks for one that is forgotten waits for nothing."""
+
+
+@dataclass(slots=True, eq=False)
+class Transfer:
+    """One hand-off, as the store sees it in which it ends."""
+
+    id: str
+    owner: str
+    """Incarnation of the worker that computes it."""
+    names: tuple[PageName, ...]
+    total_tokens: int
+    sender: MockStore
+    expected: set[PageName]
+    outcome: Stage | None = None
+    bytes: int = 0
+    pages: int = 0
+    begun_s: float = 0.0
+    moving_s: float = 0.0
+    late_bytes: int = 0
+    waiting: list[Callable[[], None]] = field(default_factory=list)
+    """Called when its pages are here, or will not come."""
+
+
+class MockStore:
+    """Names of pages, the least recently used forgotten first, and hand-offs that end here."""
+
+    def __init__(
+        self, info: StoreInfo, *, page_bytes: int, wire: Wire, later: Later, emit: Callable[[Message], None]
+    ) -> None:
+        """``wire`` brings pages of other stores; ``emit`` takes what routers are to hear."""
+        self.info = info
+        self.log = PageLog(info.incarnation)
+        self._page_bytes = page_bytes
+        self._most_pages = max(1, info.capacity_bytes // page_bytes)
+        self._wire = wire
+        self._later = later
+        self._emit = emit
+        self._pages: dict[PageName, None] = {}
+        self._transfers: dict[str, Transfer] = {}
+        self._failed = 0
+
+    def __repr__(self) -> str:
+        return f"<MockStore {self.info.name}, {len(self._pages)} pages, {len(self._transfers)} transfers>"
+
+    def counts(self) -> dict[str, int]:
+        """For heartbeats."""
+        return {"pages_used": len(self._pages), "transfers_failed": self._failed}
+
+    # ------------------------------------------------------------ pages
+
+    def depth(self, names: Sequence[PageName]) -> int:
+        """How many leading pages of ``names`` are here; they count as used now."""
+        pages = self._pages
+        for count, name in enumerate(names):
+            if name not in pages:
+                return count
+            pages[name] = pages.pop(name)
+        return len(names)
+
+    def put(self, names: Iterable[PageName]) -> None:
+        """These pages are whole here."""
+        fresh = [name for name in names if name not in self._pages]
+        self._pages |= dict.fromkeys(fresh)
+        excess = len(self._pages) - self._most_pages
+        if excess > 0:
+            gone = [name for name, _ in zip(self._pages, range(excess), strict=False)]
+            for name in gone:
+                del self._pages[name]
+            self.log.remove(gone, Medium.MEMORY)
+        self.log.store(fresh, Medium.MEMORY)
+
+    # ------------------------------------------------------------ hand-offs
+
+    def open(
+        self, id: str, owner: str, names: Sequence[PageName], total_tokens: int, sender: MockStore, now: float
+    ) -> None:
+        """The pages of ``names`` will come from ``sender``; those that it has already, at once."""
+        if id in self._transfers:
+            return
+        while len(self._transfers) >= MAX_TRANSFERS:
+            self._transfers.pop(next(iter(self._transfers)))
+        lacking = {name for name in names if name not in self._pages}
+        self._transfers[id] = Transfer(id, owner, tuple(names), total_tokens, sender, lacking, begun_s=now)
+        self.saved(id, [name for name in names if sender.depth([name])], now)
+
+    def saved(self, id: str, names: Sequence[PageName], now: float, *, last: bool = False) -> None:
+        """The sender of a transfer has these pages; ``last``: with them it has all."""
+        transfer = self._transfers.get(id)
+        if transfer is None or transfer.outcome is not None:
+            return
+        wanted = [name for name in names if name in transfer.expected]
+        if transfer.sender is self or not wanted:
+            self._arrived(transfer, wanted, now)
+            return
+        size = len(wanted) * self._page_bytes
+        there_s, took_s = self._wire.send(size, now)
+        transfer.bytes += size
+        transfer.pages += len(wanted)
+        transfer.moving_s += took_s
+        transfer.late_bytes += size if last else 0
+        self._later(there_s, lambda: self._arrived(transfer, wanted, there_s))
+
+    def _arrived(self, transfer: Transfer, names: Sequence[PageName], now: float) -> None:
+        self.put(names)
+        transfer.expected.difference_update(names)
+        if transfer.expected or transfer.outcome is not None:
+            return
+        self._end(transfer, Stage.ARRIVED)
+        self._emit(
+            TransferEvent(
+                store=self.info.name,
+                transfer=transfer.id,
+                stage=Stage.ARRIVED,
+                tokens=transfer.total_tokens,
+                transport=Transport.TCP if transfer.bytes else Transport.LOCAL,
+                bytes=transfer.bytes,
+                pages=transfer.pages,
+                runs=transfer.pages,
+                seconds=now - transfer.begun_s,
+            )
+        )
+        if transfer.sender is not self:
+            transfer.sender.sent(transfer)
+
+    def sent(self, transfer: Transfer) -> None:
+        """All of a transfer that ended elsewhere was sent from here."""
+        self._emit(
+            TransferEvent(
+                store=self.info.name,
+                transfer=transfer.id,
+                stage=Stage.SENT,
+                moving_s=transfer.moving_s,
+                late_bytes=transfer.late_bytes,
+            )
+        )
+
+    def may_bring(self, ids: Iterable[str], then: Callable[[], None]) -> bool:
+        """Whether one of these transfers is not known yet, or still open; ``then`` is called when an open one ends."""
+        pending = False
+        for id in ids:
+            transfer = self._transfers.get(id)
+            if transfer is None:
+                pending = True
+            elif transfer.outcome is None:
+                transfer.waiting.append(then)
+                pending = True
+        return pending
+
+    def fail(self, id: str, reason: str) -> None:
+        """No more pages will come for it."""
+        transfer = self._transfers.get(id)
+        if transfer is not None and transfer.outcome is None:
+            self._failed += 1
+            self._end(transfer, Stage.FAILED)
+            self.relay(id, Stage.FAILED, reason=reason)
+
+    def fail_all(self, owner: str, reason: str) -> None:
+        """The worker that computes them is gone."""
+        for transfer in [each for each in self._transfers.values() if each.owner == owner]:
+            self.fail(transfer.id, reason)
+
+    def relay(self, id: str, stage: Stage, *, tokens: int = 0, reason: str = "") -> None:
+        """A milestone that needs no more than this, of this node's workers above all."""
+        self._emit(TransferEvent(store=self.info.name, transfer=id, stage=stage, tokens=tokens, reason=reason))
+
+    def _end(self, transfer: Transfer, outcome: Stage) -> None:
+        transfer.outcome, transfer.names, transfer.expected = outcome, (), set()
+        waiting, transfer.waiting = transfer.waiting, []
+        for call in waiting:
+            call()
