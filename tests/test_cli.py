@@ -25,7 +25,18 @@ from kvrelay.deploy.tiny import make_tiny
 from kvrelay.protocol.client import Described, LinkReport
 from kvrelay.types import Transport
 
-COMMANDS = [["up"], ["ask"], ["demo"], ["doctor"], ["store"], ["router"], ["worker"], ["model", "fetch"]]
+COMMANDS = [
+    ["up"],
+    ["ask"],
+    ["demo"],
+    ["doctor"],
+    ["store"],
+    ["router"],
+    ["worker"],
+    ["model", "fetch"],
+    ["mock-worker"],
+    ["fault"],
+]
 
 
 @pytest.fixture

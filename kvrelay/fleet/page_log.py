@@ -61,6 +61,10 @@ class PageLog:
                 _note(fresh, name, there=False)
         self._tell()
 
+    def held(self, medium: Medium) -> int:
+        """How many pages a medium has."""
+        return len(self._held[medium])
+
     def clear(self, medium: Medium) -> None:
         """All pages of a medium are gone."""
         self.remove(list(self._held[medium]), medium)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvrelay.config import ClusterConfig, Config, RouterConfig, StoreConfig, WorkerConfig
+from kvrelay.config import ClusterConfig, Config, MockConfig, RouterConfig, StoreConfig, WorkerConfig
 from kvrelay.deploy.members import Kind, Member, RunDir, members, settle_ports
 from kvrelay.errors import Misconfigured
 from kvrelay.types import Role
@@ -101,3 +101,22 @@ def test_one_peer_address_for_two_stores_is_refused() -> None:
     config = Config(cluster=ClusterConfig(stores=2), store=StoreConfig(peer_port=7000))
     with pytest.raises(Misconfigured, match=r"store\.peer_port"):
         settle_ports(config)
+
+
+def test_mock_workers_and_stores_are_one_process_under_the_names_of_real_ones() -> None:
+    mock = MockConfig(enabled=True, control_port=7090)
+    config = Config(cluster=ClusterConfig(prefill=2, decode=1, colocated=1, stores=2), mock=mock)
+    router, mocks = members(config, RUN, MODEL)
+    assert (router.kind, mocks.kind) == (Kind.ROUTER, Kind.MOCK)
+    assert (value(mocks, "--size"), value(mocks, "--colocated")) == ("2x1", "1")
+    assert mocks.registers == ("store-0", "store-1", "prefill-0", "prefill-1", "decode-0", "both-0")
+    real = members(Config(cluster=config.cluster), RUN, MODEL)
+    assert {name for member in real for name in member.registers} == set(mocks.registers)
+
+
+def test_settings_of_mock_workers_that_nobody_asked_for_are_refused() -> None:
+    with pytest.raises(Misconfigured, match=r"mock\.enabled"):
+        settle_ports(Config(mock=MockConfig(time_scale=0.5)))
+    open_ports = RouterConfig(port=0, control_port=0)
+    settled = settle_ports(Config(mock=MockConfig(enabled=True), router=open_ports)).mock
+    assert settled.control_port > 0

@@ -63,6 +63,8 @@ class Handoffs:
         if sequence.asked_s < 0:
             sequence.asked_s = now
             self._later(now + self._law.wait_s, self._wake)
+        if sequence.waited and self._is_expected(sequence, now):
+            return None
         names = self._prompt_pages(sequence)
         depth = self._store.depth(names)
         if depth < len(names) and self._is_expected(sequence, now):
@@ -97,7 +99,7 @@ class Handoffs:
         if until >= sequence.prompt_tokens:
             self._store.relay(leg.transfer, Stage.LAST_CHUNK, tokens=sequence.prompt_tokens)
 
-    def computed(self, sequence: Sequence, now: float) -> None:
+    def computed(self, sequence: Sequence, begun_s: float, now: float) -> None:
         """Pages that a step has filled are in the store when it ends, those from the engine's own cache with them."""
         full = sequence.computed // self._page_tokens
         names = sequence.names[sequence.saved : full]
@@ -108,7 +110,7 @@ class Handoffs:
             return
         self._store.put(names)
         if isinstance(sequence.leg, PrefillLeg) and (target := self._target(sequence.leg)) is not None:
-            target.saved(sequence.leg.transfer, names, now, last=sequence.computed >= sequence.prompt_tokens)
+            target.saved(sequence.leg.transfer, names, begun_s=begun_s, now=now)
 
     def ended(self, sequence: Sequence, now: float) -> None:
         leg = sequence.leg

@@ -61,7 +61,7 @@ class Incarnation:
             later=site.later,
             wake=lambda: self.engine.wake(),
         )
-        log = PageLog(self.info.incarnation)
+        self.log = log = PageLog(self.info.incarnation)
         cache = KvCache(
             site.engine.kv_tokens // site.engine.block_tokens,
             stored=lambda names: log.store(names, Medium.HBM),

@@ -12,7 +12,7 @@ from kvrelay.deploy.mock.wire import Later, Wire
 from kvrelay.fleet.page_log import PageLog
 from kvrelay.protocol.feed import TransferEvent
 from kvrelay.protocol.message import Message
-from kvrelay.types import Medium, PageName, Stage, StoreInfo, Transport
+from kvrelay.types import Medium, PageFormat, PageName, Stage, StoreInfo, Transport
 
 MAX_TRANSFERS = 4096
 """Ended ones included: who asks for one that is forgotten waits for nothing."""
@@ -35,7 +35,7 @@ class Transfer:
     begun_s: float = 0.0
     moving_s: float = 0.0
     late_bytes: int = 0
-    waiting: list[Callable[[], None]] = field(default_factory=list)
+    waiting: set[Callable[[], None]] = field(default_factory=set)
     """Called when its pages are here, or will not come."""
 
 
@@ -43,13 +43,13 @@ class MockStore:
     """Names of pages, the least recently used forgotten first, and hand-offs that end here."""
 
     def __init__(
-        self, info: StoreInfo, *, page_bytes: int, wire: Wire, later: Later, emit: Callable[[Message], None]
+        self, info: StoreInfo, form: PageFormat, *, wire: Wire, later: Later, emit: Callable[[Message], None]
     ) -> None:
         """``wire`` brings pages of other stores; ``emit`` takes what routers are to hear."""
         self.info = info
         self.log = PageLog(info.incarnation)
-        self._page_bytes = page_bytes
-        self._most_pages = max(1, info.capacity_bytes // page_bytes)
+        self._form = form
+        self._most_pages = max(1, info.capacity_bytes // form.page_bytes)
         self._wire = wire
         self._later = later
         self._emit = emit
@@ -99,10 +99,10 @@ class MockStore:
             self._transfers.pop(next(iter(self._transfers)))
         lacking = {name for name in names if name not in self._pages}
         self._transfers[id] = Transfer(id, owner, tuple(names), total_tokens, sender, lacking, begun_s=now)
-        self.saved(id, [name for name in names if sender.depth([name])], now)
+        self.saved(id, [name for name in names if sender.depth([name])], begun_s=now, now=now)
 
-    def saved(self, id: str, names: Sequence[PageName], now: float, *, last: bool = False) -> None:
-        """The sender of a transfer has these pages; ``last``: with them it has all."""
+    def saved(self, id: str, names: Sequence[PageName], *, begun_s: float, now: float) -> None:
+        """The sender of a transfer has these pages, and has computed them since ``begun_s``."""
         transfer = self._transfers.get(id)
         if transfer is None or transfer.outcome is not None:
             return
@@ -110,13 +110,13 @@ class MockStore:
         if transfer.sender is self or not wanted:
             self._arrived(transfer, wanted, now)
             return
-        size = len(wanted) * self._page_bytes
-        there_s, took_s = self._wire.send(size, now)
+        size = len(wanted) * self._form.page_bytes
+        sent = self._wire.send(size, begun_s=begun_s, computed_s=now, layers=self._form.layers)
         transfer.bytes += size
         transfer.pages += len(wanted)
-        transfer.moving_s += took_s
-        transfer.late_bytes += size if last else 0
-        self._later(there_s, lambda: self._arrived(transfer, wanted, there_s))
+        transfer.moving_s += sent.moving_s
+        transfer.late_bytes = sent.late_bytes  # that of the last chunk counts
+        self._later(sent.there_s, lambda: self._arrived(transfer, wanted, sent.there_s))
 
     def _arrived(self, transfer: Transfer, names: Sequence[PageName], now: float) -> None:
         self.put(names)
@@ -133,7 +133,7 @@ class MockStore:
                 transport=Transport.TCP if transfer.bytes else Transport.LOCAL,
                 bytes=transfer.bytes,
                 pages=transfer.pages,
-                runs=transfer.pages,
+                runs=transfer.pages * self._form.layers,
                 seconds=now - transfer.begun_s,
             )
         )
@@ -160,7 +160,7 @@ class MockStore:
             if transfer is None:
                 pending = True
             elif transfer.outcome is None:
-                transfer.waiting.append(then)
+                transfer.waiting.add(then)
                 pending = True
         return pending
 
@@ -183,6 +183,6 @@ class MockStore:
 
     def _end(self, transfer: Transfer, outcome: Stage) -> None:
         transfer.outcome, transfer.names, transfer.expected = outcome, (), set()
-        waiting, transfer.waiting = transfer.waiting, []
+        waiting, transfer.waiting = transfer.waiting, set()
         for call in waiting:
             call()

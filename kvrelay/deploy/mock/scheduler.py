@@ -45,8 +45,8 @@ class PageSource(Protocol):
     def begins(self, sequence: Sequence, until: int) -> None:
         """A step that computes the tokens up to ``until`` begins."""
 
-    def computed(self, sequence: Sequence, now: float) -> None:
-        """A step that computed tokens of it is over."""
+    def computed(self, sequence: Sequence, begun_s: float, now: float) -> None:
+        """A step that computed tokens of it since ``begun_s`` is over."""
 
     def ended(self, sequence: Sequence, now: float) -> None:
         """The engine is through with it, in whatever way."""
@@ -58,6 +58,7 @@ class Step:
 
     parts: list[tuple[Sequence, int]]
     """Sequences and how many of their tokens."""
+    begun_s: float
     seconds: float
 
 
@@ -135,7 +136,7 @@ class Scheduler:
         chosen = [part for part in parts.items() if part[0] in self._running]  # others were preempted after their turn
         for sequence, count in chosen:
             self._pages.begins(sequence, sequence.computed + count)
-        return Step(chosen, self._seconds(chosen)) if chosen else None
+        return Step(chosen, now, self._seconds(chosen)) if chosen else None
 
     def _share(self, sequence: Sequence) -> int:
         """How many tokens of ``sequence`` one step computes at most."""
@@ -248,7 +249,7 @@ class Scheduler:
             if sequence in self._running:
                 sequence.computed += count
                 self._name(sequence, sequence.computed)
-                self._pages.computed(sequence, now)
+                self._pages.computed(sequence, step.begun_s, now)
                 if not sequence.missing:
                     written.append((sequence, self._write(sequence, now)))
         return written

@@ -128,7 +128,7 @@ class Site:
     def load_law(self) -> LoadLaw:
         return LoadLaw(
             bytes_per_s=LOAD_BYTES_PER_S / self.config.mock.time_scale,
-            wait_s=self.config.worker.load_wait_s,
+            wait_s=self.config.worker.load_wait_s * max(1.0, self.config.mock.time_scale),
             hidden_after_tokens=self.engine.max_batched_tokens,
         )
 
@@ -154,9 +154,8 @@ class StoreMember:
     """A store of ``site`` and its feed."""
 
     def __init__(self, info: StoreInfo, site: Site, wire: Wire) -> None:
-        page_bytes = site.form.page_bytes
         self.store = MockStore(
-            info, page_bytes=page_bytes, wire=wire, later=site.later, emit=lambda message: self.feed.post(message)
+            info, site.form, wire=wire, later=site.later, emit=lambda message: self.feed.post(message)
         )
         self.feed = Feed(
             site.routers,

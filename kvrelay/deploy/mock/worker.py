@@ -27,13 +27,14 @@ class MockWorker:
         self._store: MockStore = site.stores[plan.store]
         self._condition = Condition(plan.faults)
         self._changed = asyncio.Event()
-        self._life: Incarnation | None = None
+        self.life: Incarnation | None = None
+        """Who lives there now; None while it is dead."""
         host = site.config.worker.host
         self._address = (host, free_port(host))
         self.url = f"http://{reachable(host)}:{self._address[1]}"
 
     def __repr__(self) -> str:
-        return f"<MockWorker {self.name} at {self.url}, {self._life or 'dead'}>"
+        return f"<MockWorker {self.name} at {self.url}, {self.life or 'dead'}>"
 
     @property
     def faults(self) -> Faults:
@@ -42,8 +43,8 @@ class MockWorker:
     def suffer(self, faults: Faults) -> None:
         """Have these faults from now on, and no others."""
         self._condition.faults = faults
-        if self._life is not None:
-            self._life.obey()
+        if self.life is not None:
+            self.life.obey()
         self._changed.set()
 
     async def run(self, born: Callable[[], None] = lambda: None) -> None:
@@ -51,11 +52,11 @@ class MockWorker:
         while True:
             await self._until(dead=False)
             life = Incarnation(self._site, self.name, self.role, self._store, self.url, self._condition)
-            self._life = life
+            self.life = life
             try:
                 await until_one_ends(life.run(_bound(*self._address), born), self._death(life))
             finally:
-                self._life = None
+                self.life = None
 
     async def _death(self, life: Incarnation) -> None:
         await self._until(dead=True)
