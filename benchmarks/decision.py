@@ -41,7 +41,7 @@ def fleet(prefill: int, decode: int) -> Brain:
         for number in range(count):
             name = f"{role.value}-{number}"
             store = StoreInfo(name=name, incarnation="1", address=f"{name}:1", capacity_bytes=64 << 30)
-            brain.register_store(store, 0.0)
+            brain.members.register_store(store, 0.0)
             worker = WorkerInfo(name=name, incarnation="1", role=role, url="", model="model", store=name, engine=ENGINE)
             brain.register_worker(worker, 0.0)
     return brain
@@ -64,10 +64,10 @@ class Reports:
         medium = Medium.HBM if isinstance(member, WorkerInfo) else Medium.MEMORY
         if sequence == 0:
             empty = PageSnapshot(incarnation="1", sequence=0, part=0, last=True, medium=medium, names=[])
-            self._brain.pages(member, empty, now)
+            self._brain.members.pages(member, empty, now)
         self._sequences[kind + member.name] = sequence + 1
         change = PageChange(medium, [], list(names))
-        self._brain.pages(member, PageEvents(incarnation="1", sequence=sequence + 1, changes=[change]), now)
+        self._brain.members.pages(member, PageEvents(incarnation="1", sequence=sequence + 1, changes=[change]), now)
 
     def served(self, prefill: str, decode: str, names: tuple[PageName, ...], now: float) -> None:
         """A request went from ``prefill`` to ``decode``: both engines and both stores have its prompt."""

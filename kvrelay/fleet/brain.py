@@ -24,15 +24,16 @@ from kvrelay.fleet.flight import (
 )
 from kvrelay.fleet.ground import Ground
 from kvrelay.fleet.holdings import Holdings
-from kvrelay.fleet.index import MAX_PAGES, PageIndex, store_key
+from kvrelay.fleet.index import MAX_PAGES, PageIndex
 from kvrelay.fleet.launch import Launcher
 from kvrelay.fleet.ledger import Ledger, Timeline
 from kvrelay.fleet.lessons import Lessons
 from kvrelay.fleet.loads import Loads
+from kvrelay.fleet.membership import Membership
 from kvrelay.fleet.outcomes import Outcomes
-from kvrelay.fleet.workers import Fleet, Handoff, Roster
+from kvrelay.fleet.workers import Fleet, Handoff
 from kvrelay.policy.admit import RETRY_AFTER_S, Limits
-from kvrelay.protocol.feed import Heartbeat, PageEvents, PageSnapshot, PagesWanted, TransferEvent
+from kvrelay.protocol.feed import TransferEvent
 from kvrelay.types import Fingerprint, Stage, StoreInfo, WorkerInfo
 
 _LEG_STATES = {Stage.STARTED: LegState.STARTED, Stage.LAST_CHUNK: LegState.LAST_CHUNK}
@@ -64,6 +65,7 @@ class Brain:
             self.fleet, self.loads, self._holdings, self.experience, breakers, local_prefill=local_prefill
         )
         self._launcher = Launcher(self._chooser, self.loads, self.ledger, self.outcomes)
+        self.members = Membership(self.fleet, self.index, self._holdings, self.loads, self.experience, breakers)
         self.door = Door(self.fleet, self.loads, self.experience, breakers, limits or Limits())
         self._flights: dict[str, Flight] = {}
         self.unknown_transfers = 0
@@ -83,77 +85,24 @@ class Brain:
 
         Raises ``Malformed``, ``Refused``.
         """
-        is_reborn = self.fleet.register_worker(worker, now)
-        self.experience.join(worker)
-        if not is_reborn:
-            return []
-        self.outcomes.breakers.forget(worker.name)
-        self.index.drop(worker.name)
-        return self._abandon(worker.name, decode_too=True)
-
-    def register_store(self, store: StoreInfo, now: float) -> None:
-        """A store says hello. Raises ``Malformed``, ``Refused``."""
-        self.fleet.stores.register(store, now)
-
-    def pages_wanted(self, member: WorkerInfo | StoreInfo, now: float) -> PagesWanted:
-        """``member`` registered over a new link: what to ask it about its pages."""
-        return self.index.open(_holder(member), member.incarnation, now)
-
-    def pages(
-        self, member: WorkerInfo | StoreInfo, message: PageEvents | PageSnapshot, now: float
-    ) -> PagesWanted | None:
-        """What ``member`` has; what to ask it for, when something of that is missing."""
-        current = self._roster(member).get(member.name)
-        if current is None or current.left or current.info.incarnation != member.incarnation:
-            self.index.stale += 1
-            return None
-        return self.index.take(_holder(member), member.incarnation, message, now)
-
-    def link(self, member: WorkerInfo | StoreInfo, opened: int) -> None:
-        """A link over which ``member`` registered is open (1) or has ended (-1)."""
-        self._roster(member).link(member.name, member.incarnation, opened)
-
-    def heartbeat(self, member: WorkerInfo | StoreInfo, beat: Heartbeat, now: float) -> bool:
-        """``member`` is what the link registered as; False when another has its name now."""
-        roster = self._roster(member)
-        return roster.hear(
-            member.name, beat.incarnation, healthy=beat.healthy, counts=beat.counts, now=now, ways=beat.links
-        )
-
-    def _roster(self, member: WorkerInfo | StoreInfo) -> Roster[WorkerInfo] | Roster[StoreInfo]:
-        return self.fleet.workers if isinstance(member, WorkerInfo) else self.fleet.stores
+        return self._abandon(worker.name, decode_too=True) if self.members.register_worker(worker, now) else []
 
     def leaving(self, member: WorkerInfo | StoreInfo) -> list[Command]:
         """A clean goodbye."""
-        if isinstance(member, StoreInfo):
-            if self.fleet.stores.leave(member.name, member.incarnation):
-                self.index.drop(_holder(member))
+        if not self.members.leave(member) or isinstance(member, StoreInfo):
             return []
-        if not self.fleet.workers.leave(member.name, member.incarnation):
-            return []
-        self.index.drop(member.name)
         return self._abandon(member.name, decode_too=True)
 
     def tick(self, now: float) -> list[Command]:
         """Time passed: notice silent members and silent prefills."""
+        missing = self.members.expire(now)
         commands: list[Command] = []
-        for worker in self.fleet.workers.expire(now):
-            self.index.drop(worker.name)
+        for name in missing.silent:
             # Silence is no proof of death: D's running streams are left alone, a prefill is cheap to do elsewhere.
-            commands += self._abandon(worker.name, decode_too=False)
-        for worker in self.fleet.workers.given_up(now):
+            commands += self._abandon(name, decode_too=False)
+        for name in missing.given_up:
             # At every tick: what is sent there meanwhile by a request that chose it earlier would hang as well.
-            commands += self._abandon(worker.name, decode_too=True)
-        for store in self.fleet.stores.expire(now):
-            self.index.drop(_holder(store))
-        known = [member.info.name for member in self.fleet.workers]
-        self.loads.keep_only(known)
-        stores = [member.info.name for member in self.fleet.stores]
-        self.loads.links.keep_only([*stores, *(member.info.store for member in self.fleet.workers)])
-        self._holdings.keep_only(known, stores)
-        self.outcomes.breakers.keep_only(known)
-        self.experience.keep_only(known)
-        self.index.tick(now)
+            commands += self._abandon(name, decode_too=True)
         for flight in self._flights.values():
             if now - flight.heard_s > self._transfer_wait_s:
                 commands += self._dispatch(flight)
@@ -339,8 +288,3 @@ class Brain:
         flights = self._flights.values()
         prefills = [reservation for flight in flights for reservation in flight.prefill_reservations()]
         self.loads.check(prefills, [flight.decode for flight in flights])
-
-
-def _holder(member: WorkerInfo | StoreInfo) -> str:
-    """Name of a member in the index."""
-    return member.name if isinstance(member, WorkerInfo) else store_key(member.name)

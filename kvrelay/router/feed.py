@@ -55,16 +55,16 @@ class FeedServer:
         self._links += 1
         try:
             member = self._register(await channel.recv())
-            self._brain.link(member, 1)
+            self._brain.members.link(member, 1)
             told: list[str] = []
             try:
-                await self._ask(channel, self._brain.pages_wanted(member, self._clock()))
+                await self._ask(channel, self._brain.members.pages_wanted(member, self._clock()))
                 while True:
                     await self._ask(channel, self._take(member, await channel.recv()))
                     await asyncio.sleep(0)  # a snapshot is many messages at once: streams go on between them
                     told = await self._tell(channel, member, told)
             finally:
-                self._brain.link(member, -1)
+                self._brain.members.link(member, -1)
         except Refused:
             pass  # it may dial again; the brain counts it
         finally:
@@ -85,7 +85,7 @@ class FeedServer:
         return others
 
     def _renew(self, member: Member, beat: Heartbeat) -> None:
-        current = self._brain.heartbeat(member, beat, self._clock())
+        current = self._brain.members.heartbeat(member, beat, self._clock())
         if current and beat.healthy and isinstance(member, WorkerInfo):
             self._heard(member)
 
@@ -97,14 +97,14 @@ class FeedServer:
                 self._heard(worker)
                 return worker
             case RegisterStore(store=store):
-                self._brain.register_store(store, self._clock())
+                self._brain.members.register_store(store, self._clock())
                 return store
             case _:
                 raise Malformed(f"{type(message).__name__} came before a registration; register first")
 
     def _take(self, member: Member, message: Message) -> PagesWanted | None:
         if isinstance(message, PageEvents | PageSnapshot):
-            return self._brain.pages(member, message, self._clock())
+            return self._brain.members.pages(member, message, self._clock())
         match message:
             case RegisterWorker(worker=worker) if _is_same(worker, member):
                 self._register(message)  # it got other weights

@@ -28,7 +28,7 @@ def ask(
 
 def fleet(prefill: int = 1, decode: int = 1, both: int = 0, *, dead_after_s: float = 2.0) -> Brain:
     brain = Brain(dead_after_s=dead_after_s, transfer_wait_s=10.0)
-    brain.register_store(store(), 0.0)
+    brain.members.register_store(store(), 0.0)
     for role, count in ((Role.PREFILL, prefill), (Role.DECODE, decode), (Role.BOTH, both)):
         for number in range(count):
             brain.register_worker(worker(f"{role.value}-{number}", role), 0.0)
@@ -146,7 +146,7 @@ def test_silence_of_p_has_an_end() -> None:
     transfer = begin(brain, ask()).prefills[0].transfer
     brain.transfer_event(says(transfer, Stage.STARTED), 9.0)
     for member in (worker("prefill-0", Role.PREFILL), worker("decode-0", Role.DECODE)):
-        brain.heartbeat(member, Heartbeat(name=member.name, incarnation="i1", healthy=True), 18.9)
+        brain.members.heartbeat(member, Heartbeat(name=member.name, incarnation="i1", healthy=True), 18.9)
     assert brain.tick(18.9) == []
     assert brain.tick(19.1) == [DispatchDecode(request_id="r1")]
     assert brain.tick(19.2) == []
@@ -171,7 +171,7 @@ def test_a_d_without_a_sign_of_health_for_several_leases_is_given_up(how: str) -
             healthy = role is Role.PREFILL
             if healthy or how == "unhealthy":
                 beat = Heartbeat(name=name, incarnation="i1", healthy=healthy)
-                brain.heartbeat(worker(name, role), beat, now)
+                brain.members.heartbeat(worker(name, role), beat, now)
         if AbandonDecode(request_id="r1") in brain.tick(now):
             given_up.add(now)
     # At every tick from then on: a request that chose this D earlier may be sent there only now.
@@ -183,7 +183,7 @@ def test_what_was_sent_to_workers_whose_names_are_forgotten_is_forgotten_too() -
     names = tuple(name_pages(root_name(fingerprint()), range(100), 4))
     for number in range(20):
         now = 1000.0 * number
-        brain.register_store(store(), now)
+        brain.members.register_store(store(), now)
         brain.fleet.workers.register(worker("decode-0", Role.DECODE), now)
         brain.register_worker(worker(f"prefill-{number}", Role.PREFILL), now)
         begin(brain, ask(f"r{number}", names=names), now)

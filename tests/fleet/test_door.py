@@ -15,7 +15,7 @@ from tests.fleet.values import store, worker
 
 def fleet(limits: Limits, *, kv_tokens: int = 4096, prefill: int = 1) -> Brain:
     brain = Brain(dead_after_s=1e9, transfer_wait_s=1e9, limits=limits)
-    brain.register_store(store(), 0.0)
+    brain.members.register_store(store(), 0.0)
     for number in range(prefill):
         brain.register_worker(worker(f"p{number}", Role.PREFILL), 0.0)
     brain.register_worker(worker("d", Role.DECODE, kv_tokens=kv_tokens), 0.0)

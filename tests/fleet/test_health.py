@@ -10,7 +10,7 @@ from tests.fleet.values import store, worker
 
 def brain() -> Brain:
     made = Brain(dead_after_s=2.0, transfer_wait_s=10.0)
-    made.register_store(store(), 0.0)
+    made.members.register_store(store(), 0.0)
     return made
 
 

@@ -25,7 +25,7 @@ def prefill_s(tokens: int) -> float:
 def fleet(*, local_prefill: bool = True) -> Brain:
     brain = Brain(dead_after_s=1e9, transfer_wait_s=1e9, local_prefill=local_prefill)
     for name in ("s1", "s2"):
-        brain.register_store(store(name), 0.0)
+        brain.members.register_store(store(name), 0.0)
     brain.register_worker(worker("p", Role.PREFILL, store="s1"), 0.0)
     brain.register_worker(worker("d", Role.DECODE, store="s2"), 0.0)
     return brain

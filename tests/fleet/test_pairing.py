@@ -13,7 +13,7 @@ from tests.fleet.values import begun, store, worker
 
 def fleet(*, convert: bool = False) -> Brain:
     brain = Brain(dead_after_s=2.0, transfer_wait_s=10.0, convert_kv_dtype=convert)
-    brain.register_store(store(), 0.0)
+    brain.members.register_store(store(), 0.0)
     return brain
 
 
@@ -69,7 +69,7 @@ def test_another_d_that_takes_over_converts_nothing_unless_that_is_allowed() -> 
 
 def test_without_a_like_pair_d_is_told_which_type_to_convert() -> None:
     brain = fleet(convert=True)
-    brain.register_store(store("s2", "127.0.0.1:9002"), 0.0)
+    brain.members.register_store(store("s2", "127.0.0.1:9002"), 0.0)
     brain.register_worker(worker("d", Role.DECODE, store="s2"), 0.0)
     brain.register_worker(worker("p", Role.PREFILL, dtype="float32"), 0.0)
     plan = begun(brain, ask(1))
