@@ -74,7 +74,7 @@ async def test_a_link_that_the_routers_own_error_ends_shows_in_the_metrics(
         raise RuntimeError("a bug")
 
     assert await cluster.metric("kvrelay_links_crashed_total") == 0
-    monkeypatch.setattr(cluster.router.brain, "register_store", broken)
+    monkeypatch.setattr(cluster.router.brain.members, "register_store", broken)
     await cluster.dial(store())
     await until(lambda: "1 crashed" in repr(cluster.router._readings.listener))
     assert await cluster.metric("kvrelay_links_crashed_total") == 1
