@@ -8,6 +8,8 @@ PIP    := $(BIN)/python -m pip install -qq --no-deps --disable-pip-version-check
 .PHONY: help install demo up test check lint bench bench-handoff bench-index docs reference lock clean
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-builtin-rules
+# Without its bytecode every one of hundreds of processes compiles kvrelay anew, and pytest every test.
+unexport PYTHONDONTWRITEBYTECODE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile

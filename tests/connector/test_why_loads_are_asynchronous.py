@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from kvrelay.deploy.tiny import TinyShape, make_tiny
-from tests.connector.sync_connector import LOADED
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.vllm
 
 BLOCK = 32
 CHUNK = 64
@@ -103,6 +102,8 @@ class EngineCore:
 
 def test_after_a_failed_synchronous_load_another_request_takes_blocks_that_nobody_wrote(tmp_path: Path) -> None:
     from vllm.v1.request import RequestStatus
+
+    from tests.connector.sync_connector import LOADED
 
     engine = EngineCore(make_tiny(tmp_path / "model", TinyShape()))
     engine.ask(LOADED)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
 
 from kvrelay.errors import Misconfigured
 from kvrelay.router import render
@@ -26,6 +25,8 @@ PARTS = [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]
 
 
 async def test_short_and_long_texts_get_the_same_ids_from_both_copies(model_folder: Path) -> None:
+    from transformers import AutoTokenizer
+
     tokens = load_tokens(model_folder)
     expected = AutoTokenizer.from_pretrained(str(model_folder))
     for text in ("the quick brown fox", "the quick brown fox. " * INLINE_CHARS):
