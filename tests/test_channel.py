@@ -19,10 +19,11 @@ from kvrelay.protocol.client import Describe, Described, Exists
 from kvrelay.protocol.frame import MAX_FRAME_BYTES, WIRE_VERSION, encode
 from kvrelay.protocol.handshake import Challenge, Hello, Proof, Rejected, Welcome
 from kvrelay.protocol.message import Message
-from kvrelay.protocol.peer import Segments
+from kvrelay.protocol.peer import Manifest, Segments
 from kvrelay.types import PageName
 
 KEY = b"k" * 32
+NOTHING = Manifest([], [], [])
 Serve = Callable[[Channel], Awaitable[None]]
 
 
@@ -98,7 +99,10 @@ async def test_payloads_land_in_the_views_they_are_read_into(sizes: list[int]) -
 
     async with listening(serve) as (_, address):
         link = await dial(address)
-        await link.send(Segments(transfer="t", items=[], payload_bytes=sum(sizes)), [memoryview(p) for p in parts])
+        await link.send(
+            Segments(transfer="t", manifest=NOTHING, payload_bytes=sum(sizes)),
+            [memoryview(p) for p in parts],
+        )
         await link.send(Describe(id=9))
         await eventually(lambda: bool(after))
         assert after == [Describe(id=9)]
@@ -257,7 +261,7 @@ async def test_a_peer_that_stops_reading_stalls_the_sender_until_the_limit() -> 
         chunk = memoryview(bytes(32 << 20))
         started = time.monotonic()
         with pytest.raises(Lost, match="moved nothing"):
-            await link.send(Segments(transfer="t", items=[], payload_bytes=len(chunk)), [chunk], stall_s=0.2)
+            await link.send(Segments(transfer="t", manifest=NOTHING, payload_bytes=len(chunk)), [chunk], stall_s=0.2)
         assert 0.2 <= time.monotonic() - started < 2
         with pytest.raises(Lost):
             await link.send(Describe(id=1))

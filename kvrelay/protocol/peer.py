@@ -5,10 +5,15 @@ Some messages announce raw payload bytes that follow the frame; the reader takes
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from kvrelay.protocol.message import Message
 from kvrelay.types import Codec, PageFormat, PageName, SlotRef, Transport
+
+Index = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+Checksum = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class PushOpen(Message, frozen=True, kw_only=True):
@@ -26,7 +31,7 @@ class PushPages(Message, frozen=True, kw_only=True):
     """These pages of the transfer's names exist at the sender. Answered by ``PushWanted``."""
 
     transfer: str
-    indices: list[int]
+    indices: list[Index]
     shards: int = 1
     """Of each of them; pages of other writers are offered by another message."""
 
@@ -45,38 +50,40 @@ class PushWanted(Message, frozen=True, kw_only=True):
     """The one of ``PushOpen``, or RAW: the receiver does not take it, and all that follows travels as it is."""
 
 
-class Segment(msgspec.Struct, frozen=True, array_like=True):
-    """One layer of one page, in the payload that follows; ``checksums``: of each shard's share of those bytes."""
+class Manifest(msgspec.Struct, frozen=True, array_like=True):
+    """Segments (one layer of one page each) in the order of their bytes, as columns: a batch has thousands of them."""
 
-    page: int
-    layer: int
-    checksums: list[int]
+    pages: list[Index]
+    """Positions among the names of the transfer."""
+    layers: list[Index]
+    checksums: list[Checksum]
+    """Of each shard's share of the first segment, then of the second, and so on; all have equally many shards."""
 
 
 class Segments(Message, frozen=True, kw_only=True):
-    """Raw bytes of ``items``, in this order, follow this frame: ``payload_bytes`` in all. Answered by ``Taken``.
+    """Raw bytes of the segments of ``manifest`` follow: ``payload_bytes`` in all. Answered by ``Taken``.
 
     ``serial``: a batch that was cut off is sent again under the same one, over another stream.
     """
 
     transfer: str
-    items: list[Segment]
+    manifest: Manifest
     payload_bytes: int
     serial: int = 0
     codec: Codec = Codec.RAW
-    """In which the payload is encoded; ``payload_bytes`` are those that travel, and ``items`` speak of the others.
+    """In which the payload is encoded; ``payload_bytes`` are those that travel, and ``manifest`` speaks of the others.
 
-    Where a codec rounds, ``items`` speak of bytes that the receiver cannot have: it relies on ``wire_checksum``.
+    Where a codec rounds, ``manifest`` speaks of bytes that the receiver cannot have: it relies on ``wire_checksum``.
     """
     wire_checksum: int = 0
     """Of an encoded payload as it travels."""
 
 
 class Written(Message, frozen=True, kw_only=True):
-    """The sender has written ``items`` into the slots that were lent to it. Answered by ``Taken``."""
+    """The segments of ``manifest`` were written into the slots that were lent for them. Answered by ``Taken``."""
 
     transfer: str
-    items: list[Segment]
+    manifest: Manifest
     payload_bytes: int
     serial: int
     transport: Transport

@@ -21,13 +21,9 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from kvrelay.errors import Incompatible, Malformed
-from kvrelay.types import DTYPE_BYTES, WHOLE, Codec, PageFormat, Shard, SlotRef
+from kvrelay.store.geometry import HEADER, MEMORY_PAGE, check_header, header_of, meta_bytes, slot_stride
+from kvrelay.types import WHOLE, PageFormat, Shard, SlotRef
 
-_MAGIC = 0x316C6572766B  # "kvrel1"
-_LAYOUT_VERSION = 2
-_MEMORY_PAGE = 4096
-_HEADER = np.dtype([(name, np.int64) for name in ("magic", "version", "epoch", "slots", "stride", "geometry")])
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 _libc = ctypes.CDLL(None)
@@ -49,26 +45,6 @@ class SlotState(IntEnum):
     FAILED = 3
 
 
-def slot_stride(format: PageFormat) -> int:
-    """Bytes from one slot to the next: a page rounded up to whole memory pages, so that a hole can be punched."""
-    return -(-format.page_bytes // _MEMORY_PAGE) * _MEMORY_PAGE
-
-
-def _geometry(format: PageFormat) -> int:
-    """``format`` as one positive integer, for a check of two processes' ideas of it."""
-    dtype = sorted(DTYPE_BYTES).index(format.dtype)
-    packed = 0
-    for part in (format.layers, format.kv_heads, format.head_dim, format.page_tokens):
-        packed = packed << 14 | part
-    lossy = 0 if format.lossy is None else 1 + list(Codec).index(format.lossy)
-    return (packed << 4 | dtype) << 3 | lossy
-
-
-def _meta_bytes(format: PageFormat, slots: int) -> int:
-    used = _MEMORY_PAGE + 8 * slots * (3 + 2 * format.layers * format.kv_heads)
-    return -(-used // _MEMORY_PAGE) * _MEMORY_PAGE
-
-
 def checksums(run: memoryview, part_bytes: int) -> list[int]:
     """Checksum of each part of a run without gaps."""
     return [xxhash.xxh3_64_intdigest(run[start : start + part_bytes]) for start in range(0, len(run), part_bytes)]
@@ -82,7 +58,7 @@ class Arena:
         self.slots = slots
         self.fd = fd
         self.stride = slot_stride(format)
-        self._data_offset = _meta_bytes(format, slots)
+        self._data_offset = meta_bytes(format, slots)
         self.before_punch: Callable[[], None] = lambda: None
         """Called before memory is given back: whoever registered it with a device takes it out."""
         self._all_layers = list(range(format.layers))
@@ -90,13 +66,13 @@ class Arena:
         self._map = mmap.mmap(fd, self._data_offset + slots * self.stride)
         self._view = memoryview(self._map)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-        self._header = np.frombuffer(self._map, _HEADER, 1)
+        self._header = np.frombuffer(self._map, HEADER, 1)
         # A slot's marks lie together: whoever writes or checks a whole page touches one run of memory, not one a layer.
         shape = (slots, format.layers, format.kv_heads)
-        columns = np.frombuffer(self._map, np.int64, 3 * slots + math.prod(shape), _MEMORY_PAGE)
+        columns = np.frombuffer(self._map, np.int64, 3 * slots + math.prod(shape), MEMORY_PAGE)
         self._generation, self._state, self._tokens = columns[: 3 * slots].reshape(3, slots)
         self._ready = columns[3 * slots :].reshape(shape)
-        sums_at = _MEMORY_PAGE + columns.nbytes
+        sums_at = MEMORY_PAGE + columns.nbytes
         self._checksum = np.frombuffer(self._map, np.uint64, math.prod(shape), sums_at).reshape(shape)
         """Of the run of heads that begins at this one; the other heads of a run have none."""
         self.data = np.frombuffer(self._map, np.uint8, slots * self.stride, self._data_offset).reshape(slots, -1)
@@ -106,7 +82,7 @@ class Arena:
         """A fresh arena of anonymous memory: it is gone with its last process, however that one ends."""
         fd = os.memfd_create("kvrelay-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            os.ftruncate(fd, _meta_bytes(format, slots) + slots * slot_stride(format))
+            os.ftruncate(fd, meta_bytes(format, slots) + slots * slot_stride(format))
             # Sealed: a client that could shrink the file would kill every other one with SIGBUS.
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
             arena = cls(fd, format, slots)
@@ -115,14 +91,14 @@ class Arena:
             raise
         # Generations start at the random epoch: a reference from before a restart can never look current.
         arena._generation[:] = epoch
-        arena._header[0] = (_MAGIC, _LAYOUT_VERSION, epoch, slots, arena.stride, _geometry(format))
+        arena._header[0] = header_of(format, slots, epoch)
         return arena
 
     @classmethod
     def attach(cls, fd: int, format: PageFormat) -> Arena:
         """Map the arena behind ``fd``, and close ``fd``. Raises ``Malformed``, ``Incompatible``."""
         try:
-            arena = cls(fd, format, _check_header(fd, format))
+            arena = cls(fd, format, check_header(fd, format))
         finally:
             os.close(fd)
         arena.fd = -1
@@ -158,6 +134,15 @@ class Arena:
         first = self._data_offset + slot * self.stride + start
         return self._view[first : first + size]
 
+    def pieces(self, offsets: Ints, sizes: Ints) -> list[memoryview]:
+        """``sizes`` bytes each, ``offsets`` bytes behind the beginning of the first slot."""
+        view, starts = self._view, offsets + self._data_offset
+        return [view[start:end] for start, end in zip(starts.tolist(), (starts + sizes).tolist(), strict=True)]
+
+    def digests(self, offsets: Ints, sizes: Ints) -> Checksums:
+        """Checksums of ``pieces``, as they are now."""
+        return np.array([xxhash.xxh3_64_intdigest(piece) for piece in self.pieces(offsets, sizes)], np.uint64)
+
     def views(self, slot: int, layers: list[int], tokens: int) -> list[memoryview]:
         """The segments of ``layers``, in that order, in as few views as their neighbourhood allows."""
         if tokens < self.format.page_tokens:
@@ -186,19 +171,12 @@ class Arena:
         self._ready[ref.slot, layers] = ref.generation
         return True
 
-    def publish_segments(self, segments: list[tuple[SlotRef, int]], checksums: list[list[int]]) -> None:
-        """Mark segments (reference, layer) of any pages as in; ``checksums``: one a shard. Stale ones are left out.
-
-        All pages must have equally many shards.
-        """
-        if not segments:
-            return
-        where = np.array([(ref.slot, ref.generation, layer) for ref, layer in segments], np.int64)
-        current = self._generation[where[:, 0]] == where[:, 1]
-        slots, generations, layers = where[current].T
-        sums = np.array(checksums, np.uint64)[current]
+    def publish_segments(self, slots: Ints, generations: Ints, layers: Ints, checksums: Checksums) -> None:
+        """Mark segments of any pages as in; ``checksums``: ``[segments, shards]``. Stale ones are left out."""
+        current = self._generation[slots] == generations
+        slots, layers, sums = slots[current], layers[current], checksums[current]
         self._checksum[slots[:, None], layers[:, None], self._first_heads(sums.shape[1])] = sums
-        self._ready[slots, layers] = generations[:, None]
+        self._ready[slots, layers] = generations[current, None]
 
     def publish_many(
         self, slots: Ints, generations: Ints, layer: int, checksums: Checksums, shard: Shard = WHOLE
@@ -235,8 +213,8 @@ class Arena:
         """Valid tokens of the page, 0 when ``ref`` is stale or not announced yet."""
         return int(self._tokens[ref.slot]) if self.is_current(ref) else 0
 
-    def ready(self, slots: Ints, generations: Ints, layer: int, shard: Shard = WHOLE) -> Bools:
-        """Which of the pages hold all heads of ``shard`` of ``layer``. A stale reference is never ready."""
+    def ready(self, slots: Ints, generations: Ints, layer: int | Ints, shard: Shard = WHOLE) -> Bools:
+        """Which pages hold all heads of ``shard`` of ``layer`` (one for all, or one a page). Stale ones never do."""
         heads = shard.heads(self.format.kv_heads)
         marked: Bools = (self._ready[slots, layer, heads] == generations[:, None]).all(axis=1)
         mine: Bools = marked & (self._generation[slots] == generations)
@@ -323,19 +301,3 @@ class Arena:
         self._generation = self._state = self._tokens = nothing[0:0, 0:0].reshape(0)
         self._ready, self._checksum = nothing[None], nothing[None].astype(np.uint64)
         self.data = nothing.astype(np.uint8)
-
-
-def _check_header(fd: int, format: PageFormat) -> int:
-    """Slots of the arena behind ``fd``, once its header agrees with ``format`` and with the file's size."""
-    size = os.fstat(fd).st_size
-    if size < _MEMORY_PAGE:
-        raise Malformed(f"an arena of {size} bytes has no header")
-    header = np.frombuffer(os.pread(fd, _HEADER.itemsize, 0), _HEADER)[0]
-    if (int(header["magic"]), int(header["version"])) != (_MAGIC, _LAYOUT_VERSION):
-        raise Malformed("the descriptor is no arena of this version; run the same kvrelay on both sides")
-    if int(header["geometry"]) != _geometry(format):
-        raise Incompatible("format", _geometry(format), int(header["geometry"]))
-    slots = int(header["slots"])
-    if size != _meta_bytes(format, slots) + slots * slot_stride(format):
-        raise Malformed(f"an arena of {size} bytes cannot hold {slots} slots of {slot_stride(format)} bytes")
-    return slots

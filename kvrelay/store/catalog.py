@@ -38,7 +38,7 @@ class Catalog:
         self.failed: dict[Page, None] = {}
         """Given-up pages whose slot somebody may still touch."""
         self.pinned = 0
-        self.on_complete: Callable[[Page], None] = lambda page: None
+        self.on_complete: Callable[[list[Page]], None] = lambda pages: None
         self.on_failed: Callable[[Page], None] = lambda page: None
         self.on_gone: Callable[[Page], None] = lambda page: None
         """A page that was complete is found no more."""
@@ -56,9 +56,13 @@ class Catalog:
 
     def grant(self, writer: Writer, shelf: Shelf, count: int, now: float) -> list[SlotRef]:
         """Up to ``count`` empty slots, evicting what must go for them."""
-        refs = self.room.take(shelf, count, lambda: self._evict(now))
+        refs = self.take(shelf, count, now)
         writer.granted.update(dict.fromkeys(refs, shelf))
         return refs
+
+    def take(self, shelf: Shelf, count: int, now: float) -> list[SlotRef]:
+        """``grant`` for pages that begin at once, with ``receive``."""
+        return self.room.take(shelf, count, lambda: self._evict(now))
 
     def announce(self, writer: Writer, new: NewPage, parent: Page | None, now: float) -> Page | None:
         """A granted slot starts to be filled as ``new``. None, and counted, when it was not granted to ``writer``."""
@@ -66,16 +70,20 @@ class Catalog:
         if shelf is None:
             self.counts.add("stale_refs")
             return None
-        shelf.arena.set_tokens(new.slot.slot, new.tokens)
-        page = Page(new.name, shelf, new.slot, new.tokens, writer, now, new.shards)
-        self._slots[shelf, new.slot.slot] = page
-        writer.filling.add(page)
-        self.filling(shelf).add(page)
-        if new.name in self.pages:
-            self.spares.setdefault(new.name, []).append(page)
-        else:
-            self._enter(page, parent)
+        page = self._begin(writer, shelf, new, parent, now)
+        self.filling(shelf).watch(page)
         return page
+
+    def receive(self, writer: Writer, shelf: Shelf, new: NewPage, parent: Page | None, now: float) -> Page:
+        """A slot that was taken starts to be filled by ``writer``, who tells when it is whole: see ``filled``."""
+        page = self._begin(writer, shelf, new, parent, now)
+        self.filling(shelf).expect(page)
+        return page
+
+    def filled(self, shelf: Shelf, pages: list[Page], now: float) -> None:
+        """Every layer of these pages, that their writer was to tell of, is in."""
+        self.filling(shelf).discard(pages)
+        self._finish(shelf, pages, now)
 
     def filling(self, shelf: Shelf) -> Filling:
         """Unfinished pages of a shelf."""
@@ -88,9 +96,7 @@ class Catalog:
         moved: list[Shelf] = []
         for shelf, filling in list(self._filling.items()):
             whole, any_moved = filling.scan(now)
-            filling.discard(whole)
-            for page in whole:
-                self._finish(page, now)
+            self._finish(shelf, whole, now)
             if any_moved:
                 moved.append(shelf)
         return moved
@@ -184,6 +190,18 @@ class Catalog:
 
     # ------------------------------------------------------------ inside
 
+    def _begin(self, writer: Writer, shelf: Shelf, new: NewPage, parent: Page | None, now: float) -> Page:
+        slot = new.slot.slot
+        shelf.arena.set_tokens(slot, new.tokens)
+        page = Page(new.name, shelf, new.slot, new.tokens, writer, now, new.shards)
+        self._slots[shelf, slot] = page
+        writer.filling.add(page)
+        if new.name in self.pages:
+            self.spares.setdefault(new.name, []).append(page)
+        else:
+            self._enter(page, parent)
+        return page
+
     def _enter(self, page: Page, parent: Page | None) -> None:
         self.pages[page.name] = page
         # Only a page that is here already can become a parent, so that chains never close to a circle.
@@ -191,24 +209,32 @@ class Catalog:
             page.parent = parent
             parent.children += 1
 
-    def _finish(self, page: Page, now: float) -> None:
-        page.writer.filling.discard(page)
-        if page.state is SlotState.FAILED:
-            page.free_at = now  # its writer came to an end after all
-            return
+    def _finish(self, shelf: Shelf, whole: list[Page], now: float) -> None:
+        """These pages of ``shelf`` came to their end, even if they had been given up."""
+        finished = [page for page in whole if page.state is SlotState.FILLING]
+        shelf.arena.set_states([page.ref.slot for page in finished], SlotState.COMPLETE)
+        for page in whole:
+            page.writer.filling.discard(page)
+            if page.state is SlotState.FAILED:
+                page.free_at = now  # its writer came to an end after all
+        stored = [page for page in finished if self._complete(page, now)]
+        if stored:
+            self.counts.add("pages_put", len(stored))
+            self.on_complete(stored)
+
+    def _complete(self, page: Page, now: float) -> bool:
+        """Keep a page that is whole; False when there is one of its name, and it is dropped."""
         page.state = SlotState.COMPLETE
-        page.shelf.arena.set_state(page.ref.slot, SlotState.COMPLETE)
         self._uses += 1
         page.used, page.keep_until = self._uses, now + self._page_lease_s
         if page.name not in self.pages:  # the copy that this one was spare to is gone already
             self._forget(page)
             self._enter(page, None)
-        if self.pages[page.name] is page:
-            self.counts.add("pages_put")
-            self._order.offer(page)
-            self.on_complete(page)
-        else:
+        if self.pages[page.name] is not page:
             self._drop(page)
+            return False
+        self._order.offer(page)
+        return True
 
     def _drop(self, page: Page) -> None:
         if self.pages.get(page.name) is page:

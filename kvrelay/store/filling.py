@@ -1,26 +1,35 @@
-"""Pages of one arena that are being filled, and what came in since the last look: one vectorised scan, no message."""
+"""Pages of one arena that are being filled, and what came in since the last look.
+
+Of pages that clients fill, the marks tell; of those that come from a peer, whoever receives them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 import numpy as np
+import numpy.typing as npt
 
-from kvrelay.store.arena import Arena, Ints
+from kvrelay.store.arena import Arena
+from kvrelay.store.frontier import Frontier
 from kvrelay.store.page import Page
 
-_NOTHING: Ints = np.empty(0, np.int64)
+Pages = npt.NDArray[np.object_]
 
 
 class Filling:
     """The announced, unfinished pages of an arena."""
 
     def __init__(self, arena: Arena) -> None:
-        self._arena = arena
+        self._layers = arena.format.layers
         self._pages: dict[Page, None] = {}
-        self._listed: list[Page] = []
-        self._slots = self._generations = self._counts = _NOTHING
-        self._changed = False
+        self._watched: Pages = np.empty(0, np.object_)
+        """By row of the frontier."""
+        self._frontier = Frontier(arena)
+        self._fresh: list[Page] = []
+        """To be watched from the next look on."""
+        self._is_left = False
+        """Watched pages may be no more in ``_pages``."""
 
     def __repr__(self) -> str:
         return f"<Filling {len(self._pages)} pages>"
@@ -31,15 +40,20 @@ class Filling:
     def __contains__(self, page: Page) -> bool:
         return page in self._pages
 
-    def add(self, page: Page) -> None:
+    def watch(self, page: Page) -> None:
+        """A client fills it: look at its marks."""
         self._pages[page] = None
-        self._changed = True
+        self._fresh.append(page)
+
+    def expect(self, page: Page) -> None:
+        """Whoever receives it tells when it is whole."""
+        self._pages[page] = None
 
     def discard(self, pages: Iterable[Page]) -> None:
         """Look at these no more."""
         for page in pages:
             if self._pages.pop(page, page) is None:
-                self._changed = True
+                self._is_left = True
 
     def keep(self, pages: Iterable[Page], now: float) -> None:
         """These are still expected, though nothing came in for them."""
@@ -51,25 +65,25 @@ class Filling:
         return [page for page in self._pages if page.moved_at < before]
 
     def scan(self, now: float) -> tuple[list[Page], bool]:
-        """Pages that are whole now, and whether any page moved at all."""
-        if not self._pages:
+        """Watched pages that are whole now, which are watched no more, and whether any page moved at all."""
+        self._update()
+        if not len(self._watched):
             return [], False
-        if self._changed:
-            self._relist()
-        counts = self._arena.ready_layers(self._slots, self._generations).sum(axis=0)
-        moved = np.flatnonzero(counts != self._counts).tolist()
-        if not moved:
-            return [], False
-        for index in moved:
-            page = self._listed[index]
-            page.layers_in, page.moved_at = int(counts[index]), now
-        self._counts = counts
-        whole = np.flatnonzero(counts == self._arena.format.layers).tolist()
-        return [self._listed[index] for index in whole], True
+        moved = self._frontier.advance()
+        counts = self._frontier.layers[moved]
+        for page, count in zip(self._watched[moved].tolist(), counts.tolist(), strict=True):
+            page.layers_in, page.moved_at = count, now
+        whole: list[Page] = self._watched[moved[counts == self._layers]].tolist()
+        self.discard(whole)
+        return whole, len(moved) > 0
 
-    def _relist(self) -> None:
-        self._listed = list(self._pages)
-        self._slots = np.array([page.ref.slot for page in self._listed], np.int64)
-        self._generations = np.array([page.ref.generation for page in self._listed], np.int64)
-        self._counts = np.array([page.layers_in for page in self._listed], np.int64)
-        self._changed = False
+    def _update(self) -> None:
+        """Let the rows be those of the pages that are watched now."""
+        if self._is_left:
+            kept = np.fromiter((page in self._pages for page in self._watched), np.bool_, len(self._watched))
+            self._frontier.keep(kept)
+            self._watched, self._is_left = self._watched[kept], False
+        fresh, self._fresh = [page for page in self._fresh if page in self._pages], []
+        if fresh:
+            self._frontier.extend([page.ref for page in fresh])
+            self._watched = np.concatenate((self._watched, np.array(fresh, np.object_)))

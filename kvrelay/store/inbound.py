@@ -29,8 +29,9 @@ from kvrelay.protocol.peer import (
 from kvrelay.store.arena import checksums
 from kvrelay.store.catalog import QUARANTINE_S
 from kvrelay.store.codecs import Codecs
-from kvrelay.store.incoming import Incoming, Landing, fill
+from kvrelay.store.incoming import Incoming
 from kvrelay.store.keeper import Keeper, check_shards
+from kvrelay.store.landing import Landing
 from kvrelay.store.packing import unpack
 from kvrelay.store.paths.trial import MAX_PROBE_BYTES
 from kvrelay.store.reception import Reception, Visit
@@ -165,42 +166,54 @@ class Inbound:
             await link.recv_into(self._waste(message.payload_bytes), stall_s=self._stall_s)
             await self._taken(message.serial)
             return
-        landings = incoming.land(message, self._waste)
+        landing = incoming.land(message)
         try:
-            runs = await self._fill(link, message, incoming, landings)
-        except BaseException:
-            incoming.missed(landings)
-            raise
-        await self._settle(message, incoming, landings, runs)
+            damaged = await self._land(link, message, incoming, landing)
+        finally:
+            incoming.landed(landing)
+        await self._answer(message, incoming, damaged)
 
-    async def _fill(self, link: Channel, message: Segments, incoming: Incoming, landings: list[Landing]) -> int:
-        """Receive the payload; the number of its pieces."""
-        views = [view for landing in landings for view in landing.views]
+    async def _land(self, link: Channel, message: Segments, incoming: Incoming, landing: Landing) -> list[int]:
+        """Receive and verify the payload; the pages that were damaged."""
         over = asyncio.Event()
         self._landing[message.serial] = (link, over)
         self._keeper.transfers.touch(incoming.transfer.id, self._clock())
+        incoming.transfer.traffic.begin(Transport.TCP, self._clock())
         try:
-            incoming.transfer.traffic.begin(Transport.TCP, self._clock())
-            if message.codec is Codec.RAW:
-                await link.recv_into(views, stall_s=self._stall_s)
-            else:
-                await self._unpack(link, message, incoming, landings)
+            if message.codec is not Codec.RAW:
+                await self._unpack(link, message, incoming, landing)
+                return await self._verify(incoming, landing, None)
+            return await self._verify(incoming, landing, link)
         finally:
             del self._landing[message.serial]
             over.set()
-        return len(views)
 
-    async def _unpack(self, link: Channel, message: Segments, incoming: Incoming, landings: list[Landing]) -> None:
+    async def _verify(self, incoming: Incoming, landing: Landing, link: Channel | None) -> list[int]:
+        """Verify a batch, piece by piece; each comes over ``link`` before, if there is one. The pages that are damaged.
+
+        Between two pieces others have their turn: to verify a whole batch takes longer than an answer should.
+        """
+        damaged: list[int] = []
+        for part in landing.pieces():
+            if link is not None:
+                await link.recv_into(landing.views(part, self._waste), stall_s=self._stall_s)
+                self._count(incoming, int(landing.sizes[part].sum()), 0 if part.start else landing.runs)
+            damaged += incoming.verify(landing, part, self._clock())
+            await asyncio.sleep(0)
+        return damaged
+
+    async def _unpack(self, link: Channel, message: Segments, incoming: Incoming, landing: Landing) -> None:
         """Receive an encoded payload; decoded on a thread, in memory of its own, it is copied into the slots here.
 
         One that was damaged on its way is not: its pages are then found unsound.
         """
         payload = memoryview(bytearray(message.payload_bytes))
         await link.recv_into([payload], stall_s=self._stall_s)
-        raw_bytes = sum(landing.size_bytes for landing in landings)
+        raw_bytes = int(landing.sizes.sum())
         raw = await asyncio.to_thread(unpack, message.codec, payload, message.wire_checksum, raw_bytes, incoming.format)
         if raw is not None:
-            fill(landings, raw.data, are_rounded=message.codec in LOSSY)
+            self._count(incoming, len(payload), landing.runs)
+            landing.fill(raw.data, are_rounded=message.codec in LOSSY)
             self._keeper.counts.add("codec_bytes_saved", raw_bytes - len(payload))
 
     async def _supersede(self, serial: int) -> None:
@@ -218,22 +231,25 @@ class Inbound:
             return
         if not incoming.lends:
             raise Malformed(f"{message.transfer} was opened without slots to write into")
-        landings = incoming.land(message, self._waste)
-        incoming.transfer.traffic.begin(message.transport, self._clock())
-        await self._settle(message, incoming, landings, sum(len(landing.views) for landing in landings))
+        landing = incoming.land(message)
+        try:
+            incoming.transfer.traffic.begin(message.transport, self._clock())
+            self._count(incoming, message.payload_bytes, landing.runs)
+            damaged = await self._verify(incoming, landing, None)
+        finally:
+            incoming.landed(landing)
+        await self._answer(message, incoming, damaged)
 
-    async def _settle(
-        self, message: Segments | Written, incoming: Incoming, landings: list[Landing], runs: int
-    ) -> None:
-        """A batch is in: verify it, and tell its sender."""
-        now = self._clock()
-        incoming.transfer.traffic.add(message.payload_bytes, runs)
-        self._keeper.counts.add("bytes_received", message.payload_bytes)
-        self._keeper.transfers.touch(incoming.transfer.id, now)
-        damaged = incoming.arrived(landings, now)
-        self._keeper.progress(self._clock())
+    def _count(self, incoming: Incoming, size_bytes: int, runs: int) -> None:
+        """Bytes came in; before they are verified, because the last of them end the transfer."""
+        incoming.transfer.traffic.add(size_bytes, runs)
+        self._keeper.counts.add("bytes_received", size_bytes)
+        self._keeper.transfers.touch(incoming.transfer.id, self._clock())
+
+    async def _answer(self, message: Segments | Written, incoming: Incoming, damaged: list[int]) -> None:
+        """Tell the sender that a batch was taken."""
         if damaged:
-            await self._link.send(PushDamaged(names=incoming.names(damaged)), stall_s=self._stall_s)
+            await self._link.send(PushDamaged(names=incoming.names(sorted(set(damaged)))), stall_s=self._stall_s)
         await self._taken(message.serial)
 
     async def _taken(self, serial: int) -> None:

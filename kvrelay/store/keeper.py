@@ -50,7 +50,7 @@ class Keeper:
         self._now = 0.0
         self.page_log = PageLog(incarnation(epoch))
         """What routers are told of the pages here."""
-        self.catalog.on_complete = self._page_complete
+        self.catalog.on_complete = self._pages_complete
         self.catalog.on_gone = lambda page: self.page_log.remove((page.name,), Medium.MEMORY)
         self.catalog.on_failed = self._page_failed
         self.transfers.on_failed = self.pushes.fail
@@ -112,6 +112,18 @@ class Keeper:
         if page is not None and self.catalog.find(new.name) is page:
             self.pushes.page_here(page, now)
         return page
+
+    def receive(self, writer: Writer, shelf: Shelf, new: NewPage, parent: Page | None, now: float) -> Page:
+        """``begin`` for a page that comes from another store, with a slot that was taken for it."""
+        page = self.catalog.receive(writer, shelf, new, parent, now)
+        self.pushes.page_here(page, now)
+        return page
+
+    def received(self, shelf: Shelf, whole: list[Page], now: float) -> None:
+        """Layers came in from another store; these pages are whole now."""
+        self._now = now
+        self.catalog.filled(shelf, whole, now)
+        self.pushes.wake(shelf)
 
     def progress(self, now: float) -> None:
         """Take note of layers that came in, and let the pushes that wait for them go on."""
@@ -196,9 +208,10 @@ class Keeper:
         self.catalog.fail_stalled(now - FILL_STALL_S)
         self.catalog.sweep(now)
 
-    def _page_complete(self, page: Page) -> None:
-        self.page_log.store((page.name,), Medium.MEMORY)
-        self.transfers.page_complete(page.name, self._now)
+    def _pages_complete(self, pages: list[Page]) -> None:
+        names = [page.name for page in pages]
+        self.page_log.store(names, Medium.MEMORY)
+        self.transfers.pages_complete(names, self._now)
 
     def _page_failed(self, page: Page) -> None:
         self.pushes.page_failed(page)

@@ -15,12 +15,13 @@ from kvrelay.errors import KvrelayError, Lost, Malformed, Overloaded
 from kvrelay.protocol.client import LinkReport
 from kvrelay.protocol.peer import ArenaFound, Met, Probed, PushClosed, PushDamaged, PushOpen, PushWanted, Taken
 from kvrelay.race import until_one_ends
+from kvrelay.store.batch import Batch
 from kvrelay.store.codecs import Codecs
 from kvrelay.store.keeper import Keeper
 from kvrelay.store.paths.choice import Openers, Paths
 from kvrelay.store.paths.line import Line
 from kvrelay.store.paths.streams import ControlLink
-from kvrelay.store.push import Batch, Push
+from kvrelay.store.push import Push
 from kvrelay.store.transfers import MAX_REASON_LENGTH
 from kvrelay.types import Codec, PageName
 

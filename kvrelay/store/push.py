@@ -6,71 +6,26 @@ A page stays pinned from the moment it is offered until it was sent, refused, or
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
-from itertools import groupby
-from typing import NamedTuple
 
 import numpy as np
 
 from kvrelay.errors import Malformed
 from kvrelay.policy.codec import BATCH_BYTES
-from kvrelay.protocol.peer import PushOpen, PushPages, PushWanted, Segment, Segments, Written
-from kvrelay.store.arena import Arena, Bools, Ints
+from kvrelay.protocol.peer import PushOpen, PushPages, PushWanted, Segments
+from kvrelay.store.arena import Ints, SlotState
+from kvrelay.store.batch import Batch, Places, runs_of
 from kvrelay.store.catalog import Catalog
+from kvrelay.store.cohort import Cohort, Portion
 from kvrelay.store.page import Page
 from kvrelay.store.passage import Passage
 from kvrelay.store.room import MAX_SLOTS
+from kvrelay.store.segments import Columns
 from kvrelay.store.shelf import Shelf
 from kvrelay.store.transfers import Transfer
-from kvrelay.types import Codec, PageFormat, PageName, SlotRef, Transport
+from kvrelay.types import Codec, PageFormat, PageName
 
 OFFER_PAGES = 256
 """Pages of one question: the peer makes room for the next ones while these are on their way."""
-
-
-class Run(NamedTuple):
-    """Bytes of one page without a gap."""
-
-    view: memoryview
-    slot: int
-    """Where they are here."""
-    start: int
-    """Bytes from the start of their slot, here and there."""
-    target: SlotRef | None
-    """The receiver's slot, when it was lent."""
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Segments to send, and which they are."""
-
-    message: Segments
-    arena: Arena
-    runs: list[Run]
-    pages: Ints
-    layers: Ints
-    codec: Codec
-    """What the peer takes, should it travel by TCP."""
-
-    @property
-    def views(self) -> list[memoryview]:
-        return [run.view for run in self.runs]
-
-    def written(self, transport: Transport) -> Written:
-        """What its receiver is told once it was written into the slots that were lent for it."""
-        message = self.message
-        return Written(
-            transfer=message.transfer,
-            items=message.items,
-            payload_bytes=message.payload_bytes,
-            serial=message.serial,
-            transport=transport,
-        )
-
-    @property
-    def has_lent_slots(self) -> bool:
-        """Whether the sender may write all of it into the receiver's arena."""
-        return all(run.target is not None for run in self.runs)
 
 
 class Push:
@@ -92,14 +47,15 @@ class Push:
         self._pages: dict[int, Page] = {}
         self._fresh: list[int] = []
         self._offers: deque[list[int]] = deque()
-        self._wanted: list[int] = []
-        self._targets: dict[int, SlotRef] = {}
-        shape = (self._arena.format.layers, len(transfer.names))
-        self._sent: Bools = np.zeros(shape, np.bool_)
-        self._taken: Bools = np.zeros(shape, np.bool_)
+        self._cohorts: list[Cohort] = []
+        """Of pages that the peer asked for: those of which something is to be sent yet."""
+        self._left: Ints = np.full(len(transfer.names), self._arena.format.layers, np.int64)
+        """Layers of each page that the peer has not said to have taken."""
+        self._filling: list[int] = []
+        """Pages of which some layers may be lacking here."""
 
     def __repr__(self) -> str:
-        return f"<Push {self.transfer.id}, {len(self._absent)} absent, {len(self._wanted)} being sent>"
+        return f"<Push {self.transfer.id}, {len(self._absent)} absent, {len(self._pages)} held>"
 
     @property
     def format(self) -> PageFormat:
@@ -130,7 +86,7 @@ class Push:
 
     @property
     def is_sending(self) -> bool:
-        return bool(self._wanted)
+        return bool(self._cohorts)
 
     @property
     def absent(self) -> list[PageName]:
@@ -144,6 +100,8 @@ class Push:
             self._catalog.pin(page, now)
             self._pages[index] = page
             self._fresh.append(index)
+            if page.state is not SlotState.COMPLETE:
+                self._filling.append(index)
             if page.tokens != self._arena.format.tokens_of(index, self.transfer.total_tokens):
                 self.problem = f"page {index} has {page.tokens} tokens, which is not its place in the prompt"
 
@@ -171,9 +129,9 @@ class Push:
         wanted, slots = answer.indices, answer.slots
         chosen = set(wanted)
         offer = self._offers.popleft() if self._offers else []
-        if not offer or not chosen.issubset(offer) or (slots and len(slots) != len(wanted)):
+        if not offer or not chosen.issubset(offer) or len(chosen) != len(wanted) or len(slots) not in (0, len(wanted)):
             raise Malformed(f"the peer wants pages of {self.transfer.id} that it was not offered")
-        if not all(0 <= ref.slot < MAX_SLOTS for ref in slots):
+        if not all(0 <= ref.slot < MAX_SLOTS and 0 <= ref.generation < 1 << 63 for ref in slots):
             raise Malformed(f"the peer lends slots for {self.transfer.id} that no arena has")
         if answer.codec not in (Codec.RAW, self.proposed):
             raise Malformed(f"the peer wants pages of {self.transfer.id} in a codec that it was not offered")
@@ -182,59 +140,50 @@ class Push:
         for index in offer:
             if index not in chosen:
                 self._catalog.unpin(self._pages.pop(index))
-        self._wanted += sorted(chosen)
-        self._targets.update(zip(wanted, slots, strict=False))
+        if wanted:
+            self._cohorts.append(Cohort(self._arena, wanted, [self._pages[index] for index in wanted], slots))
 
     def next_batch(self, serial: int) -> Batch | None:
         """Layers that came in since the last batch, of pages of equally many shards. They count as sent from now on."""
-        if not self._wanted:
-            return None
-        pages = [self._pages[index] for index in self._wanted]
-        slots = np.array([page.ref.slot for page in pages], np.int64)
-        generations = np.array([page.ref.generation for page in pages], np.int64)
-        ready = self._arena.ready_layers(slots, generations) & ~self._sent[:, self._wanted]
-        columns, layers = np.nonzero(ready.T)
+        shards, portions = self._take(max(1, BATCH_BYTES // self._arena.format.segment_bytes))
         # After the look, so that no layer is sent that the note does not know: its bell may not have been heard yet.
         self.note_progress()
-        if not len(columns):
+        if not portions:
             return None
-        shards = np.array([page.shards for page in pages], np.int64)
-        alike = shards[columns] == shards[columns[0]]
-        limit = max(1, BATCH_BYTES // self._arena.format.segment_bytes)
-        columns, layers = columns[alike][:limit], layers[alike][:limit]
-        indices = np.array(self._wanted, np.int64)[columns]
-        self._sent[layers, indices] = True
-        checksums = self._arena.checksums(slots[columns], layers, int(shards[columns[0]])).tolist()
-        return self._batch(serial, indices, layers, checksums)
+        pages = np.concatenate([portion.pages for portion in portions])
+        places = Places(*map(np.concatenate, zip(*(portion.places for portion in portions), strict=True)))
+        columns = Columns(pages, places.layers, self._arena.checksums(places.slots, places.layers, shards))
+        message = Segments(
+            transfer=self.transfer.id,
+            manifest=columns.manifest(),
+            payload_bytes=int(places.sizes.sum()),
+            serial=serial,
+        )
+        return Batch(message, columns, self._arena, runs_of(places, self._arena.format.segment_bytes), self.codec)
 
-    def _batch(self, serial: int, indices: Ints, layers: Ints, checksums: list[list[int]]) -> Batch:
-        places = list(zip(indices.tolist(), layers.tolist(), strict=True))
-        items = [Segment(index, layer, sums) for (index, layer), sums in zip(places, checksums, strict=True)]
-        runs: list[Run] = []
-        for index, group in groupby(places, lambda place: place[0]):
-            runs += self._runs(index, [layer for _, layer in group])
-        size = sum(len(run.view) for run in runs)
-        message = Segments(transfer=self.transfer.id, items=items, payload_bytes=size, serial=serial)
-        return Batch(message, self._arena, runs, indices, layers, self.codec)
-
-    def _runs(self, index: int, layers: list[int]) -> list[Run]:
-        page, target, step = self._pages[index], self._targets.get(index), self._arena.format.segment_bytes
-        runs: list[Run] = []
-        at = 0
-        for view in self._arena.views(page.ref.slot, layers, page.tokens):
-            runs.append(Run(view, page.ref.slot, layers[at] * step, target))
-            at += max(1, len(view) // step)
-        return runs
+    def _take(self, limit: int) -> tuple[int, list[Portion]]:
+        """Up to ``limit`` segments, from the oldest cohorts on, and how many shards each has."""
+        portions: list[Portion] = []
+        shards = left = 0
+        for cohort in self._cohorts:
+            if portions and (cohort.shards != shards or left <= 0):
+                continue
+            portion = cohort.take(left or limit)
+            if len(portion.pages):
+                left, shards = (left or limit) - len(portion.pages), cohort.shards
+                portions.append(portion)
+        self._cohorts = [cohort for cohort in self._cohorts if not cohort.is_through]
+        return shards, portions
 
     def settle(self, batch: Batch) -> None:
         """The peer has taken ``batch``: let go of the pages that are done."""
         self.passage.take(batch.message.payload_bytes)
-        self._taken[batch.layers, batch.pages] = True
-        carried = np.unique(batch.pages)
-        done = set(carried[self._taken[:, carried].all(axis=0)].tolist())
-        for index in done.intersection(self._pages):
-            self._catalog.unpin(self._pages.pop(index))
-        self._wanted = [index for index in self._wanted if index not in done]
+        carried, counts = np.unique(batch.columns.pages, return_counts=True)
+        self._left[carried] -= counts
+        for index in carried[self._left[carried] == 0].tolist():
+            page = self._pages.pop(index, None)
+            if page is not None:
+                self._catalog.unpin(page)
 
     def note_progress(self) -> None:
         """Look whether the prefill has ended: whether every layer of every page of the prompt is here.
@@ -246,14 +195,20 @@ class Push:
             self.passage.end_prefill()
 
     def _is_whole(self) -> bool:
-        """The pages that were let go do not count: the peer has them, or all their layers were here and were sent."""
-        slots = np.array([page.ref.slot for page in self._pages.values()], np.int64)
-        generations = np.array([page.ref.generation for page in self._pages.values()], np.int64)
-        return bool(self._arena.ready_layers(slots, generations).all())
+        """The pages that were let go do not count: the peer has them, or all their layers were here and were sent.
+
+        A page that was found whole is not looked at again.
+        """
+        while self._filling:
+            page = self._pages.get(self._filling[-1])
+            if page is not None and page.state is not SlotState.COMPLETE and not self._arena.is_whole(page.ref):
+                return False
+            self._filling.pop()
+        return True
 
     def close(self) -> None:
         """Let go of everything."""
         for page in self._pages.values():
             self._catalog.unpin(page)
-        self._pages, self._absent, self._fresh, self._wanted = {}, {}, [], []
+        self._pages, self._absent, self._fresh, self._cohorts = {}, {}, [], []
         self._offers.clear()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kvrelay.errors import Refused
-from kvrelay.store.arena import Arena, slot_stride
+from kvrelay.store.arena import Arena
+from kvrelay.store.geometry import slot_stride
 from kvrelay.store.shelf import Shelf
 from kvrelay.types import DTYPE_BYTES, LOSSY, PageFormat, SlotRef
 

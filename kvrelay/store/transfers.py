@@ -114,9 +114,14 @@ class Transfers:
         if transfer is not None:
             transfer.expires = now + TRANSFER_TTL_S
 
-    def page_complete(self, name: PageName, now: float) -> None:
-        for transfer in self._awaited.pop(name, ()):
-            transfer.expected.discard(name)
+    def pages_complete(self, names: Iterable[PageName], now: float) -> None:
+        """These pages are whole here."""
+        touched: dict[Transfer, None] = {}
+        for name in names:
+            for transfer in self._awaited.pop(name, ()):
+                transfer.expected.discard(name)
+                touched[transfer] = None
+        for transfer in touched:
             self._settle(transfer, now)
 
     def page_gone(self, name: PageName, now: float) -> None:

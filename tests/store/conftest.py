@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvrelay.protocol.peer import Manifest
 from kvrelay.store.client import StoreClient
 from kvrelay.types import PageFormat, PageName
 from tests.store.nursery import Nursery, Wish, running
@@ -28,6 +29,15 @@ def payload(number: int, tokens: int = 8, format: PageFormat = FORMAT) -> bytes:
     """Bytes that only page ``number`` has."""
     size = tokens * format.token_layer_bytes * format.layers
     return np.random.default_rng(number).bytes(size)
+
+
+def manifest(*segments: tuple[int, int, list[int]]) -> Manifest:
+    """Of (page, layer, checksums of its shards), in the order of their bytes."""
+    return Manifest(
+        [page for page, _, _ in segments],
+        [layer for _, layer, _ in segments],
+        [each for _, _, sums in segments for each in sums],
+    )
 
 
 def eventually(check: Callable[[], object], within_s: float = 5.0) -> None:

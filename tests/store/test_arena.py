@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from kvrelay.errors import Incompatible, Malformed
-from kvrelay.store.arena import Arena, SlotState, slot_stride
+from kvrelay.store.arena import Arena, SlotState
+from kvrelay.store.geometry import slot_stride
 from kvrelay.types import WHOLE, PageFormat, Shard, SlotRef
 
 FORMAT = PageFormat(layers=3, kv_heads=2, head_dim=8, dtype="bfloat16", page_tokens=4)
@@ -151,7 +152,8 @@ def test_a_layer_is_in_when_all_its_shards_are(arena: Arena) -> None:
 def test_segments_of_several_shards_are_published_together(arena: Arena) -> None:
     refs = [arena.occupy(slot) for slot in range(2)]
     arena.vacate(0)
-    arena.publish_segments([(refs[0], 0), (refs[1], 0), (refs[1], 2)], [[1, 2], [3, 4], [5, 6]])
     slots, generations = np.array([0, 1]), np.array([ref.generation for ref in refs])
+    sums = np.array([[1, 2], [3, 4], [5, 6]], np.uint64)
+    arena.publish_segments(slots[[0, 1, 1]], generations[[0, 1, 1]], np.array([0, 0, 2]), sums)
     assert arena.ready_layers(slots, generations).T.tolist() == [[False] * 3, [True, False, True]]
     assert arena.checksums(np.array([1, 1]), np.array([0, 2]), 2).tolist() == [[3, 4], [5, 6]]

@@ -36,7 +36,7 @@ class Store:
         self.now = 0.0
         self.told: set[PageName] = set()
         """Whole pages, as far as the catalog told."""
-        self.catalog.on_complete = lambda page: self.told.add(page.name)
+        self.catalog.on_complete = lambda pages: self.told.update(page.name for page in pages)
         self.catalog.on_gone = lambda page: self.told.remove(page.name)
 
     def begin(self, number: int, parent: Page | None = None, tokens: int = 32) -> Page | None:

@@ -14,7 +14,7 @@ import pytest
 from kvrelay.channel import Channel, connect
 from kvrelay.config import StoreConfig
 from kvrelay.errors import Lost
-from kvrelay.protocol.peer import PushClosed, PushDamaged, PushOpen, PushPages, PushWanted, Segment, Segments
+from kvrelay.protocol.peer import PushClosed, PushDamaged, PushOpen, PushPages, PushWanted, Segments
 from kvrelay.store.arena import checksums
 from kvrelay.store.codec import Run, decode, encode, usable
 from kvrelay.store.codecs import Codecs
@@ -22,7 +22,7 @@ from kvrelay.store.packing import Packed, pack
 from kvrelay.store.paths.streams import Streams
 from kvrelay.types import Codec, PageFormat, Transport
 from tests.store import test_paths
-from tests.store.conftest import FORMAT, KEY, page_name
+from tests.store.conftest import FORMAT, KEY, manifest, page_name
 from tests.store.test_paths import CONTROL, Ends, ends_of, eventually
 
 ROUNDED = msgspec.structs.replace(FORMAT, lossy=Codec.INT8)
@@ -178,9 +178,13 @@ def encoded() -> tuple[Segments, Packed]:
     sums = [[each] for each in checksums(data, FORMAT.segment_bytes)]
     packed = pack(Codec.INT8, [data], sums, ROUNDED)
     assert packed is not None
-    items = [Segment(0, layer, each) for layer, each in enumerate(sums)]
+    items = [(0, layer, each) for layer, each in enumerate(sums)]
     message = Segments(
-        transfer="r", items=items, payload_bytes=packed.size_bytes, codec=Codec.INT8, wire_checksum=packed.checksum
+        transfer="r",
+        manifest=manifest(*items),
+        payload_bytes=packed.size_bytes,
+        codec=Codec.INT8,
+        wire_checksum=packed.checksum,
     )
     return message, packed
 

@@ -16,10 +16,10 @@ from kvrelay.errors import Lost, Refused
 from kvrelay.protocol.client import Acquire, Allocate, Announce, Attach, Attached, Describe, Described, Granted, NewPage
 from kvrelay.protocol.frame import MAX_FRAME_BYTES, encode
 from kvrelay.protocol.message import Message
-from kvrelay.protocol.peer import PushClosed, PushOpen, PushPages, PushWanted, Segment, Segments, Taken
+from kvrelay.protocol.peer import Manifest, PushClosed, PushOpen, PushPages, PushWanted, Segments, Taken
 from kvrelay.store.client import StoreClient
 from kvrelay.types import PageFormat, PageName, SlotRef
-from tests.store.conftest import FORMAT, KEY, StoreProcess, page_name, payload
+from tests.store.conftest import FORMAT, KEY, StoreProcess, manifest, page_name, payload
 
 Start = Callable[..., StoreProcess]
 Connect = Callable[..., StoreClient]
@@ -55,8 +55,8 @@ async def ended(link: Channel) -> None:
 def segments(number: int, layers: range = range(FORMAT.layers), page: int = 0) -> tuple[Segments, list[memoryview]]:
     data = payload(number)
     parts = [memoryview(data)[layer * SEGMENT : (layer + 1) * SEGMENT] for layer in layers]
-    items = [Segment(page, layer, [xxhash.xxh3_64_intdigest(part)]) for layer, part in zip(layers, parts, strict=True)]
-    return Segments(transfer="t", items=items, payload_bytes=sum(map(len, parts))), parts
+    what = [(page, layer, [xxhash.xxh3_64_intdigest(part)]) for layer, part in zip(layers, parts, strict=True)]
+    return Segments(transfer="t", manifest=manifest(*what), payload_bytes=sum(map(len, parts))), parts
 
 
 async def offer(link: Channel, *numbers: int) -> list[int]:
@@ -118,8 +118,8 @@ async def test_a_wrong_checksum_fails_the_page_even_when_its_other_layers_are_ri
     async with peer(store) as link:
         await offer(link, 1)
         message, parts = segments(1)
-        bad = [*message.items[:-1], Segment(0, FORMAT.layers - 1, [12345])]
-        await link.send(Segments(transfer="t", items=bad, payload_bytes=message.payload_bytes), parts)
+        message.manifest.checksums[-1] = 12345
+        await link.send(message, parts)
         await eventually(lambda: client.describe()["checksum_failures"] == 1)
         await link.send(*segments(1))
         await link.send(PushClosed(transfer="t", complete=True))
@@ -181,11 +181,18 @@ BAD_FROM_PEER: list[Message] = [
     PushOpen(transfer="u", format=FORMAT, names=[page_name(1)], total_tokens=80),
     PushPages(transfer="t", indices=[99]),
     PushPages(transfer="t", indices=[-1]),
-    Segments(transfer="t", items=[Segment(5, 0, [0])], payload_bytes=SEGMENT),
-    Segments(transfer="t", items=[Segment(0, 0, [0])], payload_bytes=SEGMENT + 1),
-    Segments(transfer="t", items=[], payload_bytes=1 << 40),
-    Segments(transfer="t", items=[], payload_bytes=-1),
-    Segments(transfer="unknown", items=[], payload_bytes=0),
+    Segments(transfer="t", manifest=manifest((5, 0, [0])), payload_bytes=SEGMENT),
+    Segments(transfer="t", manifest=manifest((0, 0, [0])), payload_bytes=SEGMENT + 1),
+    Segments(transfer="t", manifest=manifest(), payload_bytes=1 << 40),
+    Segments(transfer="t", manifest=manifest(), payload_bytes=-1),
+    Segments(transfer="unknown", manifest=manifest(), payload_bytes=0),
+    Segments(transfer="t", manifest=Manifest([0], [0, 1], [0]), payload_bytes=SEGMENT),
+    Segments(transfer="t", manifest=Manifest([0, 0], [0, 1], [0]), payload_bytes=2 * SEGMENT),
+    Segments(transfer="t", manifest=Manifest([0], [FORMAT.layers], [0]), payload_bytes=SEGMENT),
+    Segments(transfer="t", manifest=Manifest([-1], [0], [0]), payload_bytes=SEGMENT),
+    Segments(transfer="t", manifest=Manifest([0], [0], [-1]), payload_bytes=SEGMENT),
+    Segments(transfer="t", manifest=Manifest([0], [1 << 63], [0]), payload_bytes=SEGMENT),
+    Segments(transfer="t", manifest=manifest((0, 0, [0]), (0, 0, [0])), payload_bytes=2 * SEGMENT),
 ]
 
 

@@ -9,20 +9,16 @@ import pytest
 from kvrelay.config import StoreConfig
 from kvrelay.errors import Malformed
 from kvrelay.protocol.feed import TransferEvent
-from kvrelay.protocol.peer import Segment, Segments
+from kvrelay.protocol.peer import Segments
 from kvrelay.store.arena import SlotState, checksums
-from kvrelay.store.incoming import KEEP_S, Incoming, fill
+from kvrelay.store.incoming import KEEP_S, Incoming
 from kvrelay.store.keeper import FILL_STALL_S, Keeper
 from kvrelay.store.transfers import Way
 from kvrelay.types import Codec
-from tests.store.conftest import FORMAT, STRIDE, page_name, payload
+from tests.store.conftest import FORMAT, STRIDE, manifest, page_name, payload
 
 SEGMENT = FORMAT.segment_bytes
 LAYERS = range(FORMAT.layers)
-
-
-def wasted(size: int) -> list[memoryview]:
-    return [memoryview(bytearray(size))]
 
 
 class Receiver:
@@ -41,17 +37,15 @@ class Receiver:
     def receive(self, *parts: tuple[int, int], damaged: Sequence[tuple[int, int]] = (), now: float = 0.0) -> list[int]:
         """A batch of (page, layer) comes in, some of it damaged; the pages that are given up for it."""
         segments = [memoryview(payload(page))[layer * SEGMENT :][:SEGMENT] for page, layer in parts]
-        items = [
-            Segment(page, layer, checksums(part, SEGMENT)) for (page, layer), part in zip(parts, segments, strict=True)
-        ]
-        message = Segments(transfer="t", items=items, payload_bytes=SEGMENT * len(parts))
-        landings = self.incoming.land(message, wasted)
+        items = [(page, layer, checksums(part, SEGMENT)) for (page, layer), part in zip(parts, segments, strict=True)]
+        message = Segments(transfer="t", manifest=manifest(*items), payload_bytes=SEGMENT * len(parts))
+        landing = self.incoming.land(message)
         data = bytearray().join(segments)
         for part in damaged:
             data[parts.index(part) * SEGMENT] ^= 1
-        fill(landings, memoryview(data), are_rounded=False)
-        given_up = self.incoming.arrived(landings, now)
-        self.keeper.progress(now)
+        landing.fill(memoryview(data), are_rounded=False)
+        given_up = [page for piece in landing.pieces() for page in self.incoming.verify(landing, piece, now)]
+        self.incoming.landed(landing)
         return given_up
 
     def states(self, *numbers: int) -> list[SlotState | None]:
@@ -97,28 +91,21 @@ def test_a_page_is_given_up_for_one_bad_part_beside_a_good_one_in_the_same_messa
 
 
 CLAIMS: dict[str, Segments] = {
-    "more than its payload": Segments(transfer="t", items=[Segment(0, 0, [0])] * 1000, payload_bytes=SEGMENT),
+    "more than its payload": Segments(transfer="t", manifest=manifest(*[(0, 0, [0])] * 1000), payload_bytes=SEGMENT),
     "more than is ever unpacked": Segments(
-        transfer="t", items=[Segment(0, 0, [0])] * 100_000, payload_bytes=SEGMENT, codec=Codec.LOSSLESS
+        transfer="t", manifest=manifest(*[(0, 0, [0])] * 100_000), payload_bytes=SEGMENT, codec=Codec.LOSSLESS
     ),
-    "no checksum": Segments(transfer="t", items=[Segment(0, 0, [])], payload_bytes=SEGMENT),
+    "no checksum": Segments(transfer="t", manifest=manifest((0, 0, [])), payload_bytes=SEGMENT),
     "no checksum of what is unpacked": Segments(
-        transfer="t", items=[Segment(0, 0, [])], payload_bytes=SEGMENT - 1, codec=Codec.LOSSLESS
+        transfer="t", manifest=manifest((0, 0, [])), payload_bytes=SEGMENT - 1, codec=Codec.LOSSLESS
     ),
-    "nothing": Segments(transfer="t", items=[], payload_bytes=1),
+    "nothing": Segments(transfer="t", manifest=manifest(), payload_bytes=1),
 }
 
 
 @pytest.mark.parametrize("claim", CLAIMS)
 def test_a_claim_that_cannot_be_is_refused_before_anything_is_made_for_it(claim: str) -> None:
     receiver = Receiver(1, Codec.LOSSLESS)
-    made: list[int] = []
-
-    def waste(size: int) -> list[memoryview]:
-        made.append(size)
-        return wasted(size)
-
     with pytest.raises(Malformed):
-        receiver.incoming.land(CLAIMS[claim], waste)
-    assert made == []
+        receiver.incoming.land(CLAIMS[claim])
     receiver.end(0.0)

@@ -18,6 +18,7 @@ from kvrelay.config import Config, StoreConfig
 from kvrelay.errors import Lost
 from kvrelay.protocol.client import NewPage, OpenTransfer
 from kvrelay.store.arena import SlotState, checksums
+from kvrelay.store.batch import Batch
 from kvrelay.store.copying import read_page
 from kvrelay.store.daemon import StoreDaemon
 from kvrelay.store.inbound import Inbound
@@ -25,7 +26,6 @@ from kvrelay.store.outbound import WINDOW, Outbound
 from kvrelay.store.page import Page
 from kvrelay.store.paths.choice import Proven
 from kvrelay.store.paths.trial import MAX_PROBE_BYTES, prove
-from kvrelay.store.push import Batch
 from kvrelay.store.shelf import Shelf
 from kvrelay.types import PageFormat, Shard, SlotRef, Transport
 from tests.store.conftest import FORMAT, KEY, page_name, payload
@@ -316,13 +316,13 @@ async def test_a_receiver_that_stops_taking_holds_up_a_window_of_batches_and_no_
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stopped = asyncio.Event()
-    settle = Inbound._settle
+    answer = Inbound._answer
 
     async def later(self: Inbound, *arguments: Any) -> None:
         await stopped.wait()
-        await settle(self, *arguments)
+        await answer(self, *arguments)
 
-    monkeypatch.setattr(Inbound, "_settle", later)
+    monkeypatch.setattr(Inbound, "_answer", later)
     numbers = range(4 * WINDOW + 6)
     for number in numbers:
         ends.p.put(number, 32, format=BIG)

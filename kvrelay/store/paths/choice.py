@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from kvrelay.errors import KvrelayError, Lost
 from kvrelay.protocol.client import LinkReport
 from kvrelay.protocol.peer import Meet, Met
+from kvrelay.store.batch import Batch
 from kvrelay.store.paths.line import Line
 from kvrelay.store.paths.path import Path
 from kvrelay.store.paths.trial import Score, prove
-from kvrelay.store.push import Batch
 from kvrelay.types import Transport
 
 RETRY_S = 5.0

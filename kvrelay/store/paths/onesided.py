@@ -12,10 +12,10 @@ import numpy as np
 
 from kvrelay.errors import Lost, Malformed
 from kvrelay.protocol.peer import ArenaFound, FindArena, Nudge, Probe, Probed
-from kvrelay.store.arena import Arena, checksums
+from kvrelay.store.arena import Arena, Ints, checksums
+from kvrelay.store.batch import Batch
 from kvrelay.store.paths.agent import Agent, Runs, Write
 from kvrelay.store.paths.line import Line
-from kvrelay.store.push import Batch
 from kvrelay.store.room import MAX_SLOTS
 from kvrelay.types import PageFormat, Transport
 
@@ -57,7 +57,8 @@ class OneSided:
     async def probe(self, pattern: memoryview) -> bool:
         self._source.run(0, 0, len(pattern))[:] = pattern
         there = self._probes.address + self._probes.slot * self._source.stride
-        await self._write(_runs([(self._source.address, len(pattern))]), _runs([(there, len(pattern))]))
+        nothing, size = np.zeros(1, np.int64), np.array([len(pattern)])
+        await self._write(_runs(self._source.address, nothing, size), _runs(there, nothing, size))
         (checksum,) = checksums(pattern, len(pattern))
         probed = await self._line.ask(
             lambda serial: Probe(serial=serial, size_bytes=len(pattern), checksum=checksum, written=True), Probed
@@ -66,13 +67,9 @@ class OneSided:
 
     async def carry(self, batch: Batch) -> int:
         arena, base = batch.arena, await self._address(batch.arena)
-        here = [(arena.address + run.slot * arena.stride + run.start, len(run.view)) for run in batch.runs]
-        there = [
-            (base + run.target.slot * arena.stride + run.start, len(run.view))
-            for run in batch.runs
-            if run.target is not None
-        ]
-        await self._write(_runs(here), _runs(there))
+        runs, stride = batch.runs, arena.stride
+        here = _runs(arena.address, runs.slots * stride + runs.starts, runs.sizes)
+        await self._write(here, _runs(base, runs.targets * stride + runs.starts, runs.sizes))
         await self._line.confirmed(batch.written(self.transport))
         return 0
 
@@ -129,11 +126,8 @@ async def _find(line: Line, format: PageFormat | None) -> ArenaFound:
     return found
 
 
-def _runs(pieces: list[tuple[int, int]]) -> Runs:
-    """Raises ``Malformed`` when a piece is beyond any memory: slots and addresses are what the peer says."""
-    runs = np.zeros((len(pieces), 3), np.uint64)
-    try:
-        runs[:, :2] = pieces
-    except OverflowError as error:
-        raise Malformed("a peer wants pages at an address that no machine has") from error
+def _runs(base: int, offsets: Ints, sizes: Ints) -> Runs:
+    """``sizes`` bytes each, ``offsets`` bytes behind ``base``, as NIXL takes them."""
+    runs = np.zeros((len(offsets), 3), np.uint64)
+    runs[:, 0], runs[:, 1] = np.uint64(base) + offsets.astype(np.uint64), sizes
     return runs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from kvrelay.store.push import Batch
+from kvrelay.store.batch import Batch
 from kvrelay.types import Transport
 
 

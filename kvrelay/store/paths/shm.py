@@ -9,13 +9,15 @@ import asyncio
 import os
 from pathlib import Path as FilePath
 
+import numpy as np
+
 from kvrelay import channel
 from kvrelay.channel import Channel
 from kvrelay.errors import Incompatible, Lost, Malformed
 from kvrelay.protocol.peer import ArenaFound, FindArena, Met, Probe, Probed
 from kvrelay.store.arena import Arena, checksums
+from kvrelay.store.batch import Batch
 from kvrelay.store.paths.line import Line
-from kvrelay.store.push import Batch
 from kvrelay.store.reception import PROBE_FORMAT
 from kvrelay.types import PageFormat, Transport
 
@@ -104,7 +106,11 @@ def _is_socket_here(path: str) -> bool:
 
 
 def _copy(batch: Batch, arena: Arena) -> None:
-    for run in batch.runs:
-        # What the peer gave up meanwhile stays untouched; it does not look at it any more either.
-        if run.target is not None and arena.is_current(run.target):
-            arena.run(run.target.slot, run.start, len(run.view))[:] = run.view
+    runs = batch.runs
+    known = np.flatnonzero((runs.targets >= 0) & (runs.targets < arena.slots))
+    # What the peer gave up meanwhile stays untouched; it does not look at it any more either.
+    known = known[arena.current(runs.targets[known], runs.generations[known])]
+    here = batch.views
+    there = arena.pieces(runs.targets[known] * arena.stride + runs.starts[known], runs.sizes[known])
+    for at, target in zip(known.tolist(), there, strict=True):
+        target[:] = here[at]

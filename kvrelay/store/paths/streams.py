@@ -15,8 +15,8 @@ from kvrelay.channel import Channel
 from kvrelay.errors import KvrelayError, Lost
 from kvrelay.protocol.peer import Join, Met, Probe, Probed, Segments, Taken
 from kvrelay.store.arena import checksums
+from kvrelay.store.batch import Batch
 from kvrelay.store.paths.line import Line
-from kvrelay.store.push import Batch
 from kvrelay.types import Codec, Transport
 
 
@@ -128,7 +128,7 @@ async def _on_the_wire(line: Line, batch: Batch) -> tuple[Segments, list[memoryv
     """``batch`` as it travels: as it is, or encoded."""
     if batch.codec is Codec.RAW:
         return batch.message, batch.views
-    sums = [item.checksums for item in batch.message.items]
+    sums = batch.columns.checksums.tolist()
     packed = await line.codecs.pack(batch.codec, batch.views, sums, batch.arena.format)
     if packed is None:
         return batch.message, batch.views
