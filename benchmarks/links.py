@@ -2,7 +2,9 @@
 
 Run:  python -m benchmarks.links            (an idle machine with two cores or more, or the figures mean little)
 
-What is timed is a whole push: offer, answer, bytes, checksums, until the receiving store says that all is there.
+What is timed is a whole push: offer, answer, bytes, checksums, until the receiving store says that all is there. Beside
+it stands what either store's process computed for it (which other work on the machine disturbs less), and for how long
+the receiving store served nobody else: the longest single step of its event loop, in time of its processor.
 """
 
 from __future__ import annotations
@@ -75,7 +77,43 @@ class Ear:
                     self.ready.set()
 
 
-def serve(toml: str, socket_path: Path, router: str, started: Connection) -> None:
+class Push(NamedTuple):
+    """What one push took."""
+
+    seconds: float
+    sender_cpu_s: float
+    receiver_cpu_s: float
+    longest_step_s: float
+
+
+class Store(NamedTuple):
+    """A store process."""
+
+    address: str
+    pid: int
+    longest_step_s: Any
+    """Shared memory: the longest step of its event loop since it was set to zero."""
+
+    @property
+    def cpu_s(self) -> float:
+        """Processor time of all its threads; the clock of another process has this number on Linux."""
+        return time.clock_gettime(~self.pid << 3 | 2)
+
+
+def watch_steps(longest_s: Any) -> None:
+    """Note in ``longest_s`` how long the event loop of this process stays in one callback."""
+    run = asyncio.Handle._run
+
+    def timed(handle: asyncio.Handle) -> None:
+        started = time.thread_time()
+        run(handle)
+        longest_s.value = max(longest_s.value, time.thread_time() - started)
+
+    asyncio.Handle._run = timed  # type: ignore[method-assign]
+
+
+def serve(toml: str, socket_path: Path, router: str, started: Connection, longest_s: Any) -> None:
+    watch_steps(longest_s)
     work = run_store(
         parse(toml),
         name=socket_path.stem,
@@ -88,20 +126,28 @@ def serve(toml: str, socket_path: Path, router: str, started: Connection) -> Non
 
 
 @contextlib.asynccontextmanager
-async def store(folder: Path, name: str, toml: str, router: str) -> AsyncIterator[str]:
-    """A store process; its address."""
+async def store(folder: Path, name: str, toml: str, router: str) -> AsyncIterator[Store]:
+    """A store process."""
     ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.Process(target=serve, args=(toml, folder / name, router, theirs), daemon=True)
+    longest_s = multiprocessing.Value("d", 0.0, lock=False)
+    process = multiprocessing.Process(target=serve, args=(toml, folder / name, router, theirs, longest_s), daemon=True)
     process.start()
     try:
-        yield await asyncio.to_thread(ours.recv)
+        address: str = await asyncio.to_thread(ours.recv)
+        assert process.pid is not None
+        yield Store(address, process.pid, longest_s)
     finally:
         process.terminate()
         process.join()
 
 
-async def measure(transport: Transport, load: Load, streams: int = STREAMS) -> list[float]:
+def measured_s(transport: Transport, load: Load, streams: int = STREAMS) -> list[float]:
     """Seconds of each push."""
+    return [push.seconds for push in asyncio.run(measure(transport, load, streams))]
+
+
+async def measure(transport: Transport, load: Load, streams: int = STREAMS) -> list[Push]:
+    """What each push took."""
     ear = Ear()
     sock = bind_tcp("127.0.0.1", 0)
     host, port = sock.getsockname()
@@ -111,19 +157,19 @@ async def measure(transport: Transport, load: Load, streams: int = STREAMS) -> l
     with tempfile.TemporaryDirectory(prefix="kvrelay-") as name:
         folder = Path(name)
         async with store(folder, "far", settings, router) as far:
-            ear.peers = [far]
-            async with store(folder, "near", f'{settings}store.transports = ["{transport}"]', router):
+            ear.peers = [far.address]
+            async with store(folder, "near", f'{settings}store.transports = ["{transport}"]', router) as near:
                 await ear.ready.wait()
-                seconds = await push_often(ear, folder / "near", load, far)
+                pushes = await push_often(ear, folder / "near", load, near, far)
     listener.cancel()
-    return seconds
+    return pushes
 
 
-async def push_often(ear: Ear, near: Path, load: Load, far: str) -> list[float]:
-    client = StoreClient(near, KEY, owner="bench/1", format=load.format)
+async def push_often(ear: Ear, socket_path: Path, load: Load, near: Store, far: Store) -> list[Push]:
+    client = StoreClient(socket_path, KEY, owner="bench/1", format=load.format)
     client.start()
     await asyncio.to_thread(client.wait_attached, 5)
-    seconds: list[float] = []
+    pushes: list[Push] = []
     for serial in range(ROUNDS):
         await asyncio.sleep(0.7)  # the stores map memory ahead of need meanwhile
         names = [PageName((serial * load.pages + number).to_bytes(16, "little")) for number in range(load.pages)]
@@ -133,12 +179,14 @@ async def push_often(ear: Ear, near: Path, load: Load, far: str) -> list[float]:
         random.Random(serial).shuffle(names)
         transfer = f"t{serial}"
         arrived = ear.arrived[transfer] = asyncio.Event()
-        started = time.perf_counter()
-        client.open_transfer(transfer, names, load.pages * load.format.page_tokens, far)
+        far.longest_step_s.value = 0.0
+        cpu_s, started = (near.cpu_s, far.cpu_s), time.perf_counter()
+        client.open_transfer(transfer, names, load.pages * load.format.page_tokens, far.address)
         await arrived.wait()
-        seconds.append(time.perf_counter() - started)
+        took_s = time.perf_counter() - started
+        pushes.append(Push(took_s, near.cpu_s - cpu_s[0], far.cpu_s - cpu_s[1], far.longest_step_s.value))
     await asyncio.to_thread(client.close)
-    return seconds
+    return pushes
 
 
 # ---------------------------------------------------------------- NIXL alone
@@ -195,10 +243,21 @@ def show(what: str, load: Load, seconds: list[float]) -> None:
     print(f"{load.what:>15}  {what:12} median {median:5.2f} GB/s, best {best:5.2f} GB/s", flush=True)
 
 
+def show_cost(load: Load, pushes: list[Push]) -> None:
+    _, sender, receiver, longest = (statistics.median(column) for column in zip(*pushes, strict=True))
+    each, worst = 1e6 / load.pages, max(push.longest_step_s for push in pushes)
+    print(f"{'':>17}per page: sender {sender * each:.1f} us, receiver {receiver * each:.1f} us of processor time")
+    print(
+        f"{'':>17}longest step of the receiver: median {longest * 1e3:.1f} ms, worst {worst * 1e3:.1f} ms", flush=True
+    )
+
+
 def main() -> None:
     for load in LOADS:
         for transport in TRANSPORTS:
-            show(transport, load, asyncio.run(measure(transport, load)))
+            pushes = asyncio.run(measure(transport, load))
+            show(transport, load, [push.seconds for push in pushes])
+            show_cost(load, pushes)
         if Transport.NIXL in TRANSPORTS:
             show("NIXL alone", load, raw_nixl(load))
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import statistics
 from collections.abc import Sequence
 
 from benchmarks import links
-from benchmarks.links import LOADS, Load
+from benchmarks.links import LOADS, Load, measured_s
 from kvrelay.types import Transport
 
 ONE_STREAM = "tcp, one stream"
@@ -16,8 +15,8 @@ ONE_STREAM = "tcp, one stream"
 
 def speeds(load: Load) -> dict[str, float]:
     """Median GB/s of each transport, store to store, and of NIXL alone."""
-    seconds = {ONE_STREAM: asyncio.run(links.measure(Transport.TCP, load, streams=1))}
-    seconds |= {str(transport): asyncio.run(links.measure(transport, load)) for transport in links.TRANSPORTS}
+    seconds = {ONE_STREAM: measured_s(Transport.TCP, load, streams=1)}
+    seconds |= {str(transport): measured_s(transport, load) for transport in links.TRANSPORTS}
     if Transport.NIXL in links.TRANSPORTS:
         seconds["NIXL alone"] = links.raw_nixl(load)
     return {name: _gb_per_s(load, each) for name, each in seconds.items()}

@@ -244,13 +244,13 @@ class Arena:
     def _first_heads(self, shards: int) -> Ints:
         return np.arange(shards) * (self.format.kv_heads // shards)
 
-    def populate(self, slot: int) -> None:
-        """Have the slot's memory mapped here before it is written: first touches cost more than the copy.
+    def populate(self, slots: list[int]) -> None:
+        """Have the slots' memory mapped here before it is written: first touches cost more than the copy.
 
         Called through ctypes, and not as ``mmap.madvise``, because that one holds the interpreter lock meanwhile.
         """
-        start = self._address + self._data_offset + slot * self.stride
-        _libc.madvise(start, self.stride, _MADV_POPULATE_WRITE)  # an old kernel refuses; then first touches are slow
+        for slot in slots:  # an old kernel refuses; then first touches are slow
+            _libc.madvise(self.address + slot * self.stride, self.stride, _MADV_POPULATE_WRITE)
 
     # ------------------------------------------------------------ the store alone
 

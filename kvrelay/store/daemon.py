@@ -136,9 +136,9 @@ class StoreDaemon:
         """Give free slots their memory while nobody waits for them."""
         room = self.keeper.room
         for shelf in list(room.shelves.values()):
-            while room.wants_warmth(shelf) and (slot := shelf.begin_warming()) is not None:
-                await asyncio.to_thread(shelf.arena.populate, slot)
-                shelf.end_warming(slot)
+            while slots := room.begin_warming(shelf):
+                await asyncio.to_thread(shelf.arena.populate, slots)
+                shelf.end_warming(slots)
 
     def _links(self) -> dict[str, int]:
         return {
@@ -202,8 +202,6 @@ async def run_store(
     ready: Callable[[StoreInfo], None] | None = None,
 ) -> None:
     """Serve until cancelled. Raises ``Misconfigured``, also when an address is taken."""
-    if Transport.LOCAL in config.store.transports:
-        raise Misconfigured("store.transports: local is what needs no transport; leave it out")
     if is_everywhere(config.store.peer_host) and not config.store.advertise:
         raise Misconfigured("store.peer_host means every address: set store.advertise to the one that others can reach")
     check_codecs(config.store)

@@ -56,5 +56,4 @@ class Refill:
             self._stock.add(part)
 
     def _populate(self, slots: list[SlotRef]) -> None:
-        for ref in slots:
-            self._attachment.arena.populate(ref.slot)
+        self._attachment.arena.populate([ref.slot for ref in slots])

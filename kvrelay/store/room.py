@@ -15,6 +15,8 @@ MAX_SLOTS = 1 << 20
 _MAX_DIMENSION = 1 << 13
 WARM_BYTES = 64 << 20
 """Free memory kept ready to be written: a first touch costs more than the copy, and comes at the worst moment."""
+WARM_STEP_BYTES = 4 << 20
+"""At a time: a thread for each small slot costs more than its first touch."""
 
 
 class Room:
@@ -69,10 +71,16 @@ class Room:
                 refs += shelf.take_warm(count - len(refs))
         return refs
 
-    def wants_warmth(self, shelf: Shelf) -> bool:
-        """Whether a free slot should be given its memory ahead of need."""
-        wanted = min(WARM_BYTES, self.budget_bytes // 4)
-        return shelf.warm_bytes + shelf.arena.stride <= wanted and self._has_room_for(shelf)
+    def begin_warming(self, shelf: Shelf) -> list[int]:
+        """Free slots that are to be given their memory ahead of need, a few at a time; none when enough have it."""
+        wanted = min(WARM_BYTES, self.budget_bytes // 4) - shelf.warm_bytes
+        slots: list[int] = []
+        while (len(slots) + 1) * shelf.arena.stride <= min(wanted, max(WARM_STEP_BYTES, shelf.arena.stride)):
+            slot = shelf.begin_warming() if self._has_room_for(shelf) else None
+            if slot is None:
+                break
+            slots.append(slot)
+        return slots
 
     def _has_room_for(self, shelf: Shelf) -> bool:
         return self.resident_bytes + shelf.arena.stride <= self.budget_bytes

@@ -71,9 +71,9 @@ class Shelf:
         self._warming += slot is not None
         return slot
 
-    def end_warming(self, slot: int) -> None:
-        self._warming -= 1
-        self._warm.append(slot)
+    def end_warming(self, slots: list[int]) -> None:
+        self._warming -= len(slots)
+        self._warm += slots
 
     def free(self, slot: int) -> None:
         """Take a slot back; every reference to it is stale from now on."""
