@@ -109,7 +109,7 @@ def watch_steps(longest_s: Any) -> None:
         run(handle)
         longest_s.value = max(longest_s.value, time.thread_time() - started)
 
-    asyncio.Handle._run = timed  # type: ignore[method-assign]
+    asyncio.Handle._run = timed  # type: ignore[method-assign, assignment]
 
 
 def serve(toml: str, socket_path: Path, router: str, started: Connection, longest_s: Any) -> None:

@@ -127,7 +127,9 @@ async def _find(line: Line, format: PageFormat | None) -> ArenaFound:
 
 
 def _runs(base: int, offsets: Ints, sizes: Ints) -> Runs:
-    """``sizes`` bytes each, ``offsets`` bytes behind ``base``, as NIXL takes them."""
+    """``sizes`` bytes each, ``offsets`` bytes behind ``base``, as NIXL takes them. Raises ``Malformed``."""
+    if not 0 <= base < MAX_ADDRESS:
+        raise Malformed("a peer wants pages at an address that no machine has")
     runs = np.zeros((len(offsets), 3), np.uint64)
     runs[:, 0], runs[:, 1] = np.uint64(base) + offsets.astype(np.uint64), sizes
     return runs
