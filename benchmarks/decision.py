@@ -16,7 +16,7 @@ from typing import NamedTuple
 from benchmarks.machine import describe
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.flight import Ask, Plan
-from kvrelay.identity import name_pages, root_name
+from kvrelay.identity import name_pages, root_name, root_of
 from kvrelay.protocol.feed import PageChange, PageEvents, PageSnapshot
 from kvrelay.types import Engine, Fingerprint, Medium, PageFormat, PageName, RequestFacts, Role, StoreInfo, WorkerInfo
 
@@ -100,14 +100,16 @@ def decide_s(prefill: int, decode: int) -> list[tuple[float, float]]:
             model="model",
             prompt_tokens=(PROMPT_TOKENS,),
             max_tokens=500,
-            page_names=(chance.choice(chains),),
+            page_names=({root_of(PRINT): chance.choice(chains)},),
         )
         ask = Ask(facts=facts, received_s=now)
         begin, cpu_begin = time.perf_counter(), time.thread_time()
         plan = brain.begin(ask, now)
         times.append((time.perf_counter() - begin, time.thread_time() - cpu_begin))
         assert isinstance(plan, Plan), "nobody waits here"
-        reading.append(Leg(facts.request_id, plan.prefills[0].worker if plan.prefills else "", facts.page_names[0]))
+        reading.append(
+            Leg(facts.request_id, plan.prefills[0].worker if plan.prefills else "", facts.page_names[0][root_of(PRINT)])
+        )
         if len(reading) > PREFILLING:
             running.append(_write(brain, reports, reading.popleft(), now))
         if len(running) > RUNNING:

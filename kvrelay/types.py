@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import NamedTuple, NewType
 
@@ -229,6 +230,11 @@ class SlotRef(msgspec.Struct, frozen=True, array_like=True):
     generation: int
 
 
+PromptNames = Mapping[PageName, tuple[PageName, ...]]
+"""Names of one prompt's pages, by the unsalted root (``identity.root_of``) of the workers that name them so. Workers of
+unlike weights, dtypes or formats have unlike names for the same tokens."""
+
+
 class RequestFacts(Value, frozen=True, kw_only=True):
     """What the brain needs to know of a request; never its text."""
 
@@ -238,5 +244,5 @@ class RequestFacts(Value, frozen=True, kw_only=True):
     """Length of each prompt of the request, in tokens."""
     max_tokens: int
     """Most tokens that D may write, all choices together."""
-    page_names: tuple[tuple[PageName, ...], ...]
+    page_names: tuple[PromptNames, ...]
     """Page names of each prompt; empty when the router cannot name them."""

@@ -3,6 +3,8 @@ a random number; the router and the simulator are rims around it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from kvrelay.errors import Overloaded
 from kvrelay.fleet.chooser import Chooser, Pick
 from kvrelay.fleet.door import Door
@@ -34,7 +36,7 @@ from kvrelay.fleet.outcomes import Outcomes
 from kvrelay.fleet.workers import Fleet, Handoff
 from kvrelay.policy.admit import RETRY_AFTER_S, Limits
 from kvrelay.protocol.feed import TransferEvent
-from kvrelay.types import Fingerprint, Stage, StoreInfo, WorkerInfo
+from kvrelay.types import Fingerprint, PageName, Stage, StoreInfo, WorkerInfo
 
 _LEG_STATES = {Stage.STARTED: LegState.STARTED, Stage.LAST_CHUNK: LegState.LAST_CHUNK}
 
@@ -120,10 +122,9 @@ class Brain:
                 commands.append(AbandonDecode(request_id=flight.request_id))
         return commands
 
-    def naming(self, model: str, now: float) -> Fingerprint | None:
-        """Fingerprint under which prompts' pages are named: that of a P worker; None without one."""
-        prefillers = self._chooser.ground(model, now).readers
-        return prefillers[0].engine.fingerprint if prefillers else None
+    def namings(self, model: str, now: float) -> Mapping[PageName, Fingerprint]:
+        """How workers of ``model`` name pages: root, and the fingerprint that it comes from."""
+        return self._chooser.ground(model, now).namings
 
     # ------------------------------------------------------------ begin
 

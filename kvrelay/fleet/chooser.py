@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from kvrelay.fleet.breakers import Breakers
 from kvrelay.fleet.experience import Experience
 from kvrelay.fleet.flight import Ask, PromptLeg
 from kvrelay.fleet.ground import Ground, Grounds, Place
-from kvrelay.fleet.holdings import Holdings
+from kvrelay.fleet.holdings import Depths, Holdings, stored_tokens
 from kvrelay.fleet.loads import DecodeReservation, Loads, PrefillReservation
 from kvrelay.fleet.rates import Law
 from kvrelay.fleet.workers import Fleet, Handoff
@@ -18,7 +18,7 @@ from kvrelay.policy.cost import Flags, Prompt, Readers, Ways, Writers, uncached_
 from kvrelay.policy.fit import Floats
 from kvrelay.policy.perf import prefill_seconds
 from kvrelay.policy.route import Decision, choose
-from kvrelay.types import PageName, Role, Value, WorkerInfo
+from kvrelay.types import PromptNames, Role, Value, WorkerInfo
 
 MAX_SPLIT_PROMPTS = 64
 """A request with more prompts than this is not split: each would be a connection of its own."""
@@ -80,9 +80,9 @@ class Chooser:
         facts = ask.facts
         split = not self.why_whole(ask)
         longest = longest_prompt(ask)
-        names = facts.page_names[longest] if facts.page_names else ()
+        names = facts.page_names[longest] if facts.page_names else {}
         tokens = facts.prompt_tokens[longest] if split else sum(facts.prompt_tokens)
-        prompt = self._prompt(ask, tokens, ground)
+        prompt = self._prompt(ask, tokens)
         pairs = ground.pairs if split else np.zeros_like(ground.pairs)
         # Of several prompts some would be local and some not; until hand-offs are known, roles decide.
         own = self._local_prefill and self._experience.knows_handoffs and len(facts.prompt_tokens) == 1
@@ -94,36 +94,35 @@ class Chooser:
         fresh = np.array([worker.name not in leg.tried for worker in ground.readers], dtype=bool)
         there = np.array([worker.name == decode.name for worker in ground.writers], dtype=bool)
         pairs = ground.pairs & fresh[:, np.newaxis] & there
-        prompt = self._prompt(ask, leg.prompt_tokens, ground)
+        prompt = self._prompt(ask, leg.prompt_tokens)
         return self._choose(prompt, leg.names, ground, pairs, np.zeros_like(there), now)
 
     def decode(self, ask: Ask, tried: Collection[str], now: float) -> Pick | None:
         """The best D that was not tried yet, when the first one failed."""
         ground = self._grounds.of(ask.facts.model, now)
         fresh = np.array([worker.name not in tried for worker in ground.writers], dtype=bool)
-        prompt = self._prompt(ask, ask.facts.prompt_tokens[longest_prompt(ask)], ground)
-        names = ask.facts.page_names[longest_prompt(ask)] if ask.facts.page_names else ()
+        prompt = self._prompt(ask, ask.facts.prompt_tokens[longest_prompt(ask)])
+        names = ask.facts.page_names[longest_prompt(ask)] if ask.facts.page_names else {}
         return self._choose(prompt, names, ground, np.zeros_like(ground.pairs), fresh, now)
 
-    def _prompt(self, ask: Ask, tokens: int, ground: Ground) -> Prompt:
+    def _prompt(self, ask: Ask, tokens: int) -> Prompt:
         facts = ask.facts
-        page = ground.writers[0].engine.fingerprint.format if ground.writers else None
         return Prompt(
             tokens=tokens,
-            token_bytes=page.layers * page.token_layer_bytes if page else 1,
             sequences=ask.sequences,
             output_tokens=self._experience.output_tokens(facts.model, facts.max_tokens / ask.sequences),
             other_tokens=sum(facts.prompt_tokens) - tokens,
         )
 
     def _choose(
-        self, prompt: Prompt, names: Sequence[PageName], ground: Ground, pairs: Flags, own: Flags, now: float
+        self, prompt: Prompt, names: PromptNames, ground: Ground, pairs: Flags, own: Flags, now: float
     ) -> Pick | None:
         depths = self._holdings.depths(names)
         readers = self._readers(ground.reading, depths, prompt, now)
         writers = self._writers(ground.writing, depths, own, prompt, now)
         matrices = self._loads.links.between(ground.reading.stores, ground.writing.stores)
-        decision = choose(prompt, readers, writers, Ways(pairs, *matrices))
+        stored = stored_tokens(ground.reading, ground.writing, depths)
+        decision = choose(prompt, readers, writers, Ways(pairs, *matrices, stored))
         if decision is None:
             return None
         decode = next(worker for worker in ground.writers if worker.name == decision.chosen.decode)
@@ -157,7 +156,7 @@ class Chooser:
 
     # ------------------------------------------------------------ vectors
 
-    def _readers(self, place: Place, depths: Mapping[str, int], prompt: Prompt, now: float) -> Readers:
+    def _readers(self, place: Place, depths: Depths, prompt: Prompt, now: float) -> Readers:
         loads, names = self._loads, place.names
         rates = self._experience.rates(names)[Law.PREFILL.value]
         # Without what is cached, which differs from worker to worker: a prompt that is short is so anyway.
@@ -168,10 +167,11 @@ class Chooser:
             rates=rates,
             queue_s=_row([loads.wait_s(name, now, most) for name, most in zip(names, at_most_s, strict=True)]),
             sources=self._holdings.sources(place, depths),
+            token_bytes=place.token_bytes,
             last_chosen=np.array([loads.last_chosen(name) for name in names], dtype=np.int64),
         )
 
-    def _writers(self, place: Place, depths: Mapping[str, int], computes: Flags, prompt: Prompt, now: float) -> Writers:
+    def _writers(self, place: Place, depths: Depths, computes: Flags, prompt: Prompt, now: float) -> Writers:
         loads, readers = self._loads, self._readers(place, depths, prompt, now)
         rates = self._experience.rates(readers.names)
         return Writers(
@@ -184,7 +184,6 @@ class Chooser:
             kv_capacity_tokens=place.kv_tokens,
             # Those that run are, on average, half way through.
             remaining_tokens=np.full(len(readers.names), prompt.output_tokens / 2),
-            stored_tokens=readers.sources[-1].tokens,
             computes=computes,
         )
 
@@ -192,7 +191,7 @@ class Chooser:
         """What ``pick`` promises for ``leg``."""
         assert pick.prefill is not None, "a local pick has no P leg"
         chosen = pick.decision.chosen
-        page = pick.decode.engine.fingerprint.format
+        page = pick.prefill.engine.fingerprint.format
         return PrefillReservation(
             worker=pick.prefill.name,
             key=transfer,

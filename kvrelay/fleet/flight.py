@@ -9,7 +9,7 @@ from kvrelay.fleet.ledger import Timeline
 from kvrelay.fleet.loads import DecodeReservation, PrefillReservation
 from kvrelay.policy.admit import Slo
 from kvrelay.policy.route import Path
-from kvrelay.types import PageName, RequestFacts, Value, WorkerInfo
+from kvrelay.types import PromptNames, RequestFacts, Value, WorkerInfo
 
 
 class Ask(Value, frozen=True, kw_only=True):
@@ -127,7 +127,7 @@ class PromptLeg:
 
     index: int
     prompt_tokens: int
-    names: tuple[PageName, ...]
+    names: PromptNames
     state: LegState = LegState.FAILED
     transfer: str = ""
     page_dtype: str = ""

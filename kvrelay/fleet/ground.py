@@ -3,7 +3,8 @@ nobody comes or goes, since comparing all pairs takes longer than to choose one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,9 +13,14 @@ from kvrelay.fleet.breakers import Breakers
 from kvrelay.fleet.index import store_key
 from kvrelay.fleet.links import Links
 from kvrelay.fleet.workers import Fleet, Handoff
+from kvrelay.identity import root_of
 from kvrelay.policy.cost import Flags, Integers
 from kvrelay.policy.fit import Floats
-from kvrelay.types import WorkerInfo
+from kvrelay.types import Fingerprint, PageName, WorkerInfo
+
+MAX_NAMINGS = 4
+"""Ways to name pages that are asked about for each prompt: naming 10k tokens takes 0.25 ms. Workers of further kinds
+are believed to hold nothing."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,12 @@ class Place:
     """Rows of ``Links``."""
     store_keys: tuple[str, ...]
     """Names of their stores in the index."""
+    roots: tuple[PageName, ...]
+    """How each names its pages: ``identity.root_of``."""
+    page_tokens: Floats
+    page_bytes: Floats
+    token_bytes: Floats
+    """Sizes of each one's pages, and KV of one token."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +55,8 @@ class Ground:
     """``[reader][writer]``: can hand over."""
     reading: Place
     writing: Place
+    namings: Mapping[PageName, Fingerprint]
+    """One worker's fingerprint for each root, of those that most workers share."""
 
 
 class Grounds:
@@ -84,10 +98,12 @@ class Grounds:
             pairs=like | (converts & ~like.any(axis=0)),
             reading=self._place(readers),
             writing=self._place(writers),
+            namings=_namings(workers),
         )
 
     def _place(self, workers: tuple[WorkerInfo, ...]) -> Place:
         stores = [worker.store for worker in workers]
+        formats = [worker.engine.fingerprint.format for worker in workers]
         return Place(
             workers=workers,
             names=tuple(worker.name for worker in workers),
@@ -95,9 +111,20 @@ class Grounds:
             overtaken_share=np.array([worker.engine.overtaken_share for worker in workers], dtype=np.float64),
             stores=self._links.rows(stores),
             store_keys=tuple(map(store_key, stores)),
+            roots=tuple(root_of(worker.engine.fingerprint) for worker in workers),
+            page_tokens=np.array([each.page_tokens for each in formats], dtype=np.float64),
+            page_bytes=np.array([each.page_bytes for each in formats], dtype=np.float64),
+            token_bytes=np.array([each.layers * each.token_layer_bytes for each in formats], dtype=np.float64),
         )
 
     def keep_only(self, models: Sequence[str]) -> None:
         """Forget models that nobody serves any more."""
         for model in self._kept.keys() - set(models):
             del self._kept[model]
+
+
+def _namings(workers: Sequence[WorkerInfo]) -> dict[PageName, Fingerprint]:
+    prints = [worker.engine.fingerprint for worker in workers]
+    common = Counter(map(root_of, prints)).most_common(MAX_NAMINGS)
+    known = {root_of(fingerprint): fingerprint for fingerprint in prints}
+    return {root: known[root] for root, _ in common}

@@ -73,7 +73,7 @@ class Launcher:
     def _assign_all(self, flight: Flight, pick: Pick, now: float) -> tuple[PrefillOrder, ...]:
         """A P for every prompt; that of the longest was chosen together with D."""
         facts, first = flight.ask.facts, longest_prompt(flight.ask)
-        names = facts.page_names or ((),) * len(facts.prompt_tokens)
+        names = facts.page_names or ({},) * len(facts.prompt_tokens)
         for index, (tokens, pages) in enumerate(zip(facts.prompt_tokens, names, strict=True)):
             flight.legs.append(PromptLeg(index=index, prompt_tokens=tokens, names=pages))
         orders = {first: self._send(flight, flight.legs[first], pick, now)}

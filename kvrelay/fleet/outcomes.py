@@ -13,7 +13,7 @@ from kvrelay.fleet.holdings import Holdings
 from kvrelay.fleet.lessons import Lessons
 from kvrelay.fleet.loads import PrefillReservation
 from kvrelay.fleet.workers import Fleet
-from kvrelay.types import PageName, WorkerInfo
+from kvrelay.types import PromptNames, WorkerInfo
 
 CLIENT_CLOSED = 499
 BROKEN_STREAM = 502
@@ -74,7 +74,7 @@ class Outcomes:
         if decode is not None:
             self._keep(decode.info, flight.ask.facts.page_names)
 
-    def _keep(self, decode: WorkerInfo, prompts: Sequence[Sequence[PageName]]) -> None:
+    def _keep(self, decode: WorkerInfo, prompts: Sequence[PromptNames]) -> None:
         for names in prompts:
             self._holdings.engine_got(decode, names)
             self._holdings.store_got(decode, names)

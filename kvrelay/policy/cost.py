@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,8 +48,6 @@ class Prompt(Value, frozen=True, kw_only=True):
     """What is asked for."""
 
     tokens: int
-    token_bytes: int
-    """KV of one token, all layers."""
     sequences: int = 1
     output_tokens: float
     """Expected length of each answer."""
@@ -61,15 +60,40 @@ class Prompt(Value, frozen=True, kw_only=True):
         return self.tokens + self.other_tokens + self.sequences * self.output_tokens
 
 
-@dataclass(frozen=True)
-class Source:
-    """Where a worker could get a prefix of this prompt from: ``[worker]`` each."""
+class Kind(StrEnum):
+    """Where a prefix could come from."""
 
-    kind: str
+    ENGINE = "engine"
+    """It is in the worker's own cache."""
+    STORE = "store"
+    """Its node's store has it."""
+    PEER = "peer"
+    """Another node's store has it, and could push it to this node's."""
+    UNDERWAY = "underway"
+    """A worker computes it, or a store pushes it: it will be in reach."""
+
+
+class Source(NamedTuple):
+    """One of them; ``origin`` names the peer, or what is under way."""
+
+    kind: Kind
+    origin: str = ""
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where workers could get a prefix of this prompt from."""
+
+    known: tuple[Source, ...]
     tokens: Floats
-    """Length of the prefix; 0: nothing there."""
+    """``[source][worker]``: length of the prefix; 0: nothing there."""
     seconds: Floats
-    """Until it is in the worker's reach. It runs while the prompt queues."""
+    """``[source][worker]``: until it is in the worker's reach. It runs while the prompt queues."""
+
+    def plus(self, more: Sources) -> Sources:
+        """These and, where they are no better, ``more``."""
+        tokens, seconds = np.vstack([self.tokens, more.tokens]), np.vstack([self.seconds, more.seconds])
+        return Sources((*self.known, *more.known), tokens, seconds)
 
 
 @dataclass(frozen=True)
@@ -80,8 +104,10 @@ class Readers:
     rates: Floats
     """``[3][worker]``, of ``perf.prefill_amounts``."""
     queue_s: Floats
-    sources: tuple[Source, ...]
+    sources: Sources
     """The first is what the worker holds already."""
+    token_bytes: Floats
+    """KV of one token as each worker writes it, all layers."""
     last_chosen: Integers
     """Order of its last choice; equals take turns."""
 
@@ -102,8 +128,6 @@ class Writers:
     kv_capacity_tokens: Floats
     remaining_tokens: Floats
     """Mean number of tokens that its requests have yet to write."""
-    stored_tokens: Floats
-    """Prefix of this prompt that its node's store has: only the rest travels."""
     computes: Flags
     """Whether it may compute this prompt itself."""
 
@@ -116,6 +140,8 @@ class Ways:
     latency_s: Floats
     s_per_byte: Floats
     in_flight_bytes: Floats
+    stored_tokens: Floats
+    """Prefix of this prompt, in the reader's kind of pages, that the writer's node has: only the rest travels."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +152,10 @@ class Reading:
     """Position of the best source."""
     cached_tokens: Floats
     source_s: Floats
+    """Wait for the prefix, beyond the queue."""
     prefill_s: Floats
+    ready_s: Floats
+    """Until the prefix is in reach."""
 
 
 def uncached_tokens(prompt_tokens: int, cached_tokens: int) -> int:
@@ -136,9 +165,8 @@ def uncached_tokens(prompt_tokens: int, cached_tokens: int) -> int:
 
 def read(prompt: Prompt, readers: Readers) -> Reading:
     """Each worker computes the prompt from the source with which it is done first."""
-    tokens = np.array([source.tokens for source in readers.sources])
-    late_s = np.array([source.seconds for source in readers.sources]) - readers.queue_s
-    wait_s = np.where(tokens > 0, np.maximum(0.0, late_s), 0.0)
+    tokens, seconds = readers.sources.tokens, readers.sources.seconds
+    wait_s = np.where(tokens > 0, np.maximum(0.0, seconds - readers.queue_s), 0.0)
     new = np.maximum(1.0, prompt.tokens - tokens)
     prefill_s = prefill_seconds(readers.rates, new, prompt.tokens - new)
     best = np.argmin(wait_s + prefill_s, axis=0)
@@ -148,12 +176,13 @@ def read(prompt: Prompt, readers: Readers) -> Reading:
         cached_tokens=prompt.tokens - new[best, every],
         source_s=wait_s[best, every],
         prefill_s=prefill_s[best, every],
+        ready_s=np.where(tokens[best, every] > 0, seconds[best, every], 0.0),
     )
 
 
-def transfer_s(prompt: Prompt, reading: Reading, writers: Writers, ways: Ways) -> Floats:
+def transfer_s(prompt: Prompt, readers: Readers, reading: Reading, ways: Ways) -> Floats:
     """``[reader][writer]``: latency, and what the link has not moved when the prefill is done."""
-    size_bytes = np.maximum(0.0, prompt.tokens - writers.stored_tokens) * prompt.token_bytes
+    size_bytes = np.maximum(0.0, prompt.tokens - ways.stored_tokens) * readers.token_bytes[:, np.newaxis]
     moved_s = ways.s_per_byte * (size_bytes + ways.in_flight_bytes)
     return np.asarray(ways.latency_s + np.maximum(0.0, moved_s - reading.prefill_s[:, np.newaxis]))
 

@@ -15,6 +15,7 @@ from kvrelay.policy.cost import (
     Prompt,
     Readers,
     Reading,
+    Source,
     Ways,
     Writers,
     Writing,
@@ -46,9 +47,11 @@ class Option(Value, frozen=True, kw_only=True):
     prefill: str | None
     """None: the writer computes the prompt itself."""
     decode: str
-    source: str
-    """Where the cached prefix comes from, one of the readers' ``Source.kind``."""
+    source: Source
+    """Where the cached prefix comes from."""
     cached_tokens: int
+    ready_s: float = 0.0
+    """Predicted time until that prefix is in the reader's reach."""
     moved_tokens: int
     """Tokens whose KV has to travel to D's node."""
     items: tuple[tuple[str, float], ...]
@@ -71,7 +74,8 @@ class Option(Value, frozen=True, kw_only=True):
             "path": self.path,
             "prefill_worker": self.prefill,
             "decode_worker": self.decode,
-            "source": self.source,
+            "source": self.source.kind,
+            "origin": self.source.origin or None,
             "cached_tokens": self.cached_tokens,
             "moved_tokens": self.moved_tokens,
             "cost_s": {name: round(seconds, 6) for name, seconds in self.items},
@@ -115,6 +119,7 @@ class _Prices:
     prompt: Prompt
     readers: Readers
     writers: Writers
+    ways: Ways
     reading: Reading
     own_reading: Reading
     """Of the writers, computing the prompt themselves."""
@@ -167,9 +172,10 @@ class _Prices:
             path=Path.LOCAL if local else Path.REMOTE_PREFILL,
             prefill=None if local else readers.names[at],
             decode=self.writers.readers.names[writer],
-            source=readers.sources[int(reading.source[at])].kind,
+            source=readers.sources.known[int(reading.source[at])],
             cached_tokens=int(reading.cached_tokens[at]),
-            moved_tokens=0 if local else int(max(0.0, self.prompt.tokens - self.writers.stored_tokens[writer])),
+            ready_s=float(reading.ready_s[at]),
+            moved_tokens=0 if local else int(max(0.0, self.prompt.tokens - self.ways.stored_tokens[reader, writer])),
             items=tuple((name, float(seconds)) for name, seconds in self._items(reader, writer)),
             tpot_s=float(self.writing.step_s[writer]),
         )
@@ -191,7 +197,7 @@ class _Prices:
 
 def _price(prompt: Prompt, readers: Readers, writers: Writers, ways: Ways) -> _Prices:
     reading, own_reading, writing = read(prompt, readers), read(prompt, writers.readers), write(prompt, writers)
-    moved_s, own_harm_s = transfer_s(prompt, reading, writers, ways), prefill_harm_s(own_reading, writers)
+    moved_s, own_harm_s = transfer_s(prompt, readers, reading, ways), prefill_harm_s(own_reading, writers)
     answer_s = writing.wait_s + writers.answer_s + writing.harm_s + writing.pressure_s
     read_s = readers.queue_s + reading.source_s + reading.prefill_s
     local = own_reading.source_s + own_reading.prefill_s + own_harm_s + answer_s
@@ -199,6 +205,7 @@ def _price(prompt: Prompt, readers: Readers, writers: Writers, ways: Ways) -> _P
         prompt=prompt,
         readers=readers,
         writers=writers,
+        ways=ways,
         reading=reading,
         own_reading=own_reading,
         writing=writing,

@@ -16,7 +16,7 @@ from kvrelay.router.prompts import Prompts
 from kvrelay.router.request import ClientRequest
 from kvrelay.router.telemetry import Telemetry
 from kvrelay.router.upstream import Upstream
-from kvrelay.types import PageName, RequestFacts, WorkerInfo
+from kvrelay.types import PromptNames, RequestFacts, WorkerInfo
 
 
 class Desk:
@@ -100,14 +100,18 @@ class Desk:
             exchange.start(plan)
         return exchange
 
-    def _name(self, prompts: Prompts, model: str, salt: str, context_tokens: int) -> tuple[tuple[PageName, ...], ...]:
-        """Page names of each prompt as P's engine will name them; none for prompts that it will refuse."""
-        fingerprint = self._brain.naming(model, self._clock())
-        if fingerprint is None or not prompts.ids or max(prompts.lengths) > context_tokens:
+    def _name(self, prompts: Prompts, model: str, salt: str, context_tokens: int) -> tuple[PromptNames, ...]:
+        """Page names of each prompt as engines will name them; none for prompts that they will refuse."""
+        if not prompts.ids or max(prompts.lengths) > context_tokens:
             return ()
-        root = root_name(fingerprint, salt=salt)
-        page_tokens = fingerprint.format.page_tokens
-        return tuple(tuple(name_pages(root, ids, page_tokens)) for ids in prompts.ids)
+        roots = {
+            kind: (root_name(fingerprint, salt=salt), fingerprint.format.page_tokens)
+            for kind, fingerprint in self._brain.namings(model, self._clock()).items()
+        }
+        return tuple(
+            {kind: tuple(name_pages(root, ids, page_tokens)) for kind, (root, page_tokens) in roots.items()}
+            for ids in prompts.ids
+        )
 
     def obey(self, commands: Iterable[Command]) -> None:
         """Pass the brain's commands to their exchanges."""

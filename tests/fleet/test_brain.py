@@ -10,7 +10,7 @@ import pytest
 from kvrelay.errors import Overloaded
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.flight import AbandonDecode, AbandonPrefill, Ask, DispatchDecode, Plan, SendPrefill
-from kvrelay.identity import name_pages, root_name
+from kvrelay.identity import name_pages, root_name, root_of
 from kvrelay.policy.cost import Item
 from kvrelay.policy.route import Path
 from kvrelay.protocol.feed import Heartbeat, TransferEvent
@@ -21,7 +21,7 @@ from tests.fleet.values import fingerprint, store, worker
 def ask(
     name: str = "r1", prompts: tuple[int, ...] = (100,), *, names: tuple[PageName, ...] = (), **more: object
 ) -> Ask:
-    pages = (names,) * len(prompts) if names else ()
+    pages = ({root_of(fingerprint()): names},) * len(prompts) if names else ()
     facts = RequestFacts(request_id=name, model="tiny", prompt_tokens=prompts, max_tokens=16, page_names=pages)
     return Ask(facts=facts, received_s=0.0, **more)  # type: ignore[arg-type]
 

@@ -7,6 +7,7 @@ import pytest
 from kvrelay.fleet.actual import Actual, actual
 from kvrelay.fleet.calibration import Calibration, regret_s
 from kvrelay.fleet.ledger import Timeline
+from kvrelay.policy.cost import Kind, Source
 from kvrelay.policy.route import Decision, Option, Path
 
 
@@ -15,7 +16,7 @@ def option(ttft_s: float) -> Option:
         path=Path.LOCAL,
         prefill=None,
         decode="d",
-        source="engine",
+        source=Source(Kind.ENGINE),
         cached_tokens=0,
         moved_tokens=0,
         items=(("prefill", ttft_s), ("harm", 9.0)),

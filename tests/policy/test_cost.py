@@ -8,7 +8,7 @@ import pytest
 from kvrelay.policy.cost import (
     OWN,
     Item,
-    Source,
+    Kind,
     kv_pressure,
     prefill_harm_s,
     read,
@@ -16,7 +16,7 @@ from kvrelay.policy.cost import (
     uncached_tokens,
     write,
 )
-from tests.policy.values import prompt, readers, ways, writers
+from tests.policy.values import prompt, readers, source, ways, writers
 
 
 @pytest.mark.parametrize(("tokens", "cached", "left"), [(10, 0, 10), (10, 4, 6), (10, 10, 1), (10, 99, 1), (0, 0, 1)])
@@ -46,8 +46,8 @@ def test_the_items_of_the_request_itself_end_with_its_answer() -> None:
 def test_a_worker_takes_the_prefix_with_which_it_is_done_first(
     queue_s: float, held: int, tier_tokens: int, tier_s: float, chosen: int, source_s: float, prefill_s: float
 ) -> None:
-    tier = Source(kind="disk", tokens=np.array([float(tier_tokens)]), seconds=np.array([tier_s]))
-    reading = read(prompt(1000), readers(1, queue_s=queue_s, cached=held, more=(tier,)))
+    tier = source(Kind.STORE, [tier_tokens], [tier_s])
+    reading = read(prompt(1000), readers(1, queue_s=queue_s, cached=held, more=tier))
     assert reading.source.tolist() == [chosen]
     assert (reading.source_s[0], reading.prefill_s[0]) == (pytest.approx(source_s), pytest.approx(prefill_s))
 
@@ -66,10 +66,9 @@ def test_a_worker_takes_the_prefix_with_which_it_is_done_first(
 def test_only_what_the_prefill_does_not_hide_is_paid_for(
     bytes_per_s: float, stored: int, in_flight: float, left_s: float
 ) -> None:
-    reading = read(prompt(1000), readers(1))
-    seconds = transfer_s(
-        prompt(1000), reading, writers(1, stored=stored), ways(1, 1, bytes_per_s=bytes_per_s, in_flight=in_flight)
-    )
+    there = readers(1)
+    link = ways(1, 1, bytes_per_s=bytes_per_s, in_flight=in_flight, stored=stored)
+    seconds = transfer_s(prompt(1000), there, read(prompt(1000), there), link)
     assert seconds == pytest.approx(np.array([[left_s]]))
 
 

@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from kvrelay.policy.cost import Source, Ways
+from kvrelay.policy.cost import Kind, Ways
 from kvrelay.policy.route import Decision, Path, choose
-from tests.policy.values import prompt, readers, ways, writers
+from tests.policy.values import prompt, readers, source, ways, writers
 
 
 def picked(decision: Decision | None) -> tuple[str | None, str]:
@@ -50,12 +50,17 @@ def test_the_p_that_is_done_first_is_chosen(
         ({"sequences": [1, 1], "kv": 60_000, "capacity": [80_000, 400_000]}, "d1"),
         ({"last_chosen": [9, 8]}, "d1"),
         ({"queue_s": [0.3, 0.0]}, "d1"),
-        ({"stored": [0, 1000]}, "d0"),  # the link is fast enough: what need not travel saves nothing
     ],
 )
 def test_the_d_that_costs_least_is_chosen(more: dict[str, object], chosen: str) -> None:
     there = writers(2, **more)  # type: ignore[arg-type]
     assert picked(choose(prompt(1000), readers(1), there, ways(1, 2))) == ("p0", chosen)
+
+
+@pytest.mark.parametrize(("bytes_per_s", "chosen"), [(1e9, "d0"), (5e5, "d1")])
+def test_what_d_s_node_has_counts_where_the_link_is_slow(bytes_per_s: float, chosen: str) -> None:
+    link = ways(1, 2, bytes_per_s=bytes_per_s, stored=[0, 1000])
+    assert picked(choose(prompt(1000), readers(1), writers(2), link)) == ("p0", chosen)
 
 
 def test_p_and_d_are_chosen_together() -> None:
@@ -65,6 +70,7 @@ def test_p_and_d_are_chosen_together() -> None:
         latency_s=np.full((2, 2), 0.005),
         s_per_byte=np.array([[1e-5, 1e-9], [1e-9, 1e-9]]),
         in_flight_bytes=np.zeros((2, 2)),
+        stored_tokens=np.zeros((2, 2)),
     )
     there = writers(2, sequences=[0, 20], kv=[0, 20_000])
     assert picked(choose(prompt(1000), readers(2, queue_s=[0.0, 0.3]), there, slow)) == ("p1", "d0")
@@ -92,21 +98,26 @@ def test_a_prompt_stays_on_d_when_that_delays_everybody_less_than_a_hand_off(
 
 
 def test_a_prefix_is_pulled_or_waited_for_when_that_is_cheaper_than_to_compute_it() -> None:
-    peer = Source(kind="peer", tokens=np.array([900.0, 0.0]), seconds=np.array([0.1, 0.0]))
-    running = Source(kind="computing", tokens=np.array([0.0, 950.0]), seconds=np.array([0.0, 0.3]))
-    there = readers(2, more=(peer, running))
+    peer = source(Kind.PEER, [900, 0], [0.1, 0], "s2")
+    running = source(Kind.UNDERWAY, [0, 950], [0, 0.3], "r1/0/0")
+    there = readers(2, more=peer.plus(running))
     decision = choose(prompt(1000), there, writers(1), ways(2, 1))
     assert decision is not None
-    assert (decision.chosen.prefill, decision.chosen.source, decision.chosen.cached_tokens) == ("p0", "peer", 900)
+    assert (decision.chosen.prefill, decision.chosen.source, decision.chosen.cached_tokens) == (
+        "p0",
+        (Kind.PEER, "s2"),
+        900,
+    )
+    assert decision.chosen.ready_s == pytest.approx(0.1)
     assert dict(decision.chosen.items)["source"] == pytest.approx(0.1)
     (other,) = decision.runners_up
-    assert (other.prefill, other.source, other.cached_tokens) == ("p1", "computing", 950)
+    assert (other.prefill, other.source, other.cached_tokens) == ("p1", (Kind.UNDERWAY, "r1/0/0"), 950)
 
 
 def test_nobody_is_chosen_from_nobody() -> None:
     assert choose(prompt(), readers(0), writers(1), ways(0, 1)) is None
     assert choose(prompt(), readers(1), writers(0), ways(1, 0)) is None
-    no_way = Ways(np.full((1, 1), False), np.zeros((1, 1)), np.zeros((1, 1)), np.zeros((1, 1)))
+    no_way = Ways(np.full((1, 1), False), np.zeros((1, 1)), np.zeros((1, 1)), np.zeros((1, 1)), np.zeros((1, 1)))
     assert choose(prompt(), readers(1), writers(1), no_way) is None
 
 
