@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 import subprocess
@@ -81,8 +82,13 @@ def unknown_target(words: list[str]) -> str | None:
     return next((word for word in words if "=" not in word and word not in targets), None)
 
 
+@functools.cache
+def command_line() -> Any:
+    return typer.main.get_command(app)
+
+
 def unknown_option(words: list[str]) -> str | None:
-    command: Any = typer.main.get_command(app)
+    command: Any = command_line()
     rest = list(words)
     while rest and getattr(command, "commands", None):
         name = rest.pop(0)
@@ -91,6 +97,16 @@ def unknown_option(words: list[str]) -> str | None:
         command = command.commands[name]
     known = {option for parameter in command.params for option in parameter.opts}
     return next((word for word in rest if word.startswith("-") and word not in known), None)
+
+
+@functools.cache
+def metrics_of_kvrelay() -> list[Metric]:
+    return [metric for path in (ROOT / "kvrelay").rglob("*.py") for metric in metrics_in(path.read_text())]
+
+
+@functools.cache
+def counts_of_stores() -> frozenset[str]:
+    return frozenset(name for name, _ in store_counts())
 
 
 class NoReadings:
@@ -133,13 +149,13 @@ def test_the_reference_is_current(name: str) -> None:
 
 def test_every_metric_that_is_served_is_in_the_reference() -> None:
     served = set(re.findall(r"^# TYPE (\w+)", Telemetry(NoReadings()).exposition().decode(), re.MULTILINE))
-    named = {metric.name for path in (ROOT / "kvrelay").rglob("*.py") for metric in metrics_in(path.read_text())}
+    named = {metric.name for metric in metrics_of_kvrelay()}
     assert "kvrelay_requests_total" in served
     assert {name for name in served if not name.endswith("_created")} <= named
 
 
 def test_every_count_that_a_store_knows_is_in_the_reference() -> None:
-    listed = {name for name, _ in store_counts()}
+    listed = counts_of_stores()
     assert set(KNOWN) <= listed
     assert {
         "load_stalled",
@@ -171,9 +187,8 @@ def test_the_example_of_a_store_without_vllm_runs(tmp_path: Path) -> None:
 
 
 def test_every_metric_and_every_count_has_a_sentence() -> None:
-    named = [metric for path in (ROOT / "kvrelay").rglob("*.py") for metric in metrics_in(path.read_text())]
-    assert [metric.name for metric in named if not metric.sentence] == []
-    assert set(COUNTS) == {name for name, _ in store_counts()}
+    assert [metric.name for metric in metrics_of_kvrelay() if not metric.sentence] == []
+    assert set(COUNTS) == counts_of_stores()
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))

@@ -46,6 +46,7 @@ async def test_a_long_text_does_not_hold_the_loop_up(model_folder: Path) -> None
     tokens.close()
 
 
+@pytest.mark.slow
 async def test_many_short_texts_and_many_short_messages_do_not_hold_the_loop_up(model_folder: Path) -> None:
     tokens = load_tokens(model_folder)
     text = "the quick brown fox " * 395
@@ -64,6 +65,7 @@ async def test_many_short_texts_and_many_short_messages_do_not_hold_the_loop_up(
     tokens.close()
 
 
+@pytest.mark.slow
 def test_the_tokenizer_needs_no_torch(model_folder: Path) -> None:
     code = (
         "import sys; sys.modules['torch'] = None\n"

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from kvrelay.channel import bind_tcp
+from kvrelay.cli import running
 from kvrelay.cli.running import FleetHealth, fleet_health
 from kvrelay.types import Role
 from tests.fleet.values import store
@@ -39,6 +42,9 @@ async def test_a_doctor_says_why_a_router_without_workers_is_unavailable(cluster
     assert told.complaints == [f"unavailable: {told.why}"]
 
 
-async def test_who_does_not_answer_is_no_router() -> None:
-    with bind_tcp("127.0.0.1", 0) as silent:  # bound, not listening: refused at once
-        assert await asyncio.to_thread(fleet_health, f"http://127.0.0.1:{silent.getsockname()[1]}") is None
+def test_who_does_not_listen_or_never_answers_is_no_router(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "_WAIT_S", 0.1)
+    with bind_tcp("127.0.0.1", 0) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        assert fleet_health(url) is None
+    assert fleet_health(url) is None

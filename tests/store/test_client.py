@@ -130,6 +130,7 @@ def test_a_damaged_page_that_a_reader_suspects_is_forgotten_and_a_sound_one_stay
     assert client.describe()["pages_damaged"] == 1
 
 
+@pytest.mark.slow
 def test_an_owner_gives_back_what_it_will_never_fill(start_store: Start, connect: Connect) -> None:
     store = start_store()
     client, other = connect(store, "w/1", grant_slots=1), connect(store, "w/1")
@@ -159,6 +160,7 @@ def test_an_owner_gives_back_what_stalled_before_it_knew() -> None:
     keeper.room.close()
 
 
+@pytest.mark.slow
 def test_nobody_can_free_a_slot_that_another_is_writing(start_store: Start, connect: Connect) -> None:
     store = start_store()
     client, other = connect(store, "w/1", grant_slots=1), connect(store, "x/1")
@@ -245,6 +247,7 @@ def test_nobody_can_release_another_owners_lease(start_store: Start, connect: Co
     assert theirs.describe()["pages_pinned"] == 1
 
 
+@pytest.mark.slow
 def test_a_lost_owner_leaves_nothing_behind(start_store: Start, connect: Connect) -> None:
     store = start_store(pages=8)
     owner, other = connect(store, "p/1", grant_slots=3), connect(store, "d/1")

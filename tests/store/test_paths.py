@@ -430,6 +430,7 @@ async def test_a_slot_that_a_lost_sender_may_still_write_into_rests_before_it_is
         assert ends.d.shelf().arena.is_current(page.ref)
 
 
+@pytest.mark.slow
 async def test_closing_frees_every_descriptor(tmp_path: Path) -> None:
     open_after: list[int] = []
     for round_number in range(3):
