@@ -20,61 +20,64 @@ pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session"), pytes
 
 ONE, TWO, FOUR = Kind(1, 32), Kind(2, 128), Kind(4, 64)
 HALF = Kind(1, 64, "bfloat16")
-KINDS = {2: [ONE, TWO, FOUR], 4: [TWO, HALF]}
-"""Engines by the model's KV heads; the first answers alone what the pairs must answer too."""
-EXACT = [(2, pair) for pair in itertools.permutations((ONE, TWO, FOUR), 2)]
-CONVERTED = [(4, (TWO, HALF)), (4, (HALF, TWO))]
 LENGTHS = [2, 31, 64, 150, 300]
 """Less than a page, whole pages, whole blocks, a partial page, and three chunks with a partial page."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def site(
-    request: pytest.FixtureRequest, http: aiohttp.ClientSession, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Site]:
-    folder = tmp_path_factory.mktemp("unlike")
-    model = make_tiny(folder / "tiny", TinyShape(kv_heads=request.param))
-    async with Site(folder, model, http).open(KINDS[request.param]) as site:
+async def two_heads(http: aiohttp.ClientSession, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
+    """Engines of a model with 2 KV heads; on four ranks, two ranks share a head."""
+    folder = tmp_path_factory.mktemp("two-heads")
+    async with Site(folder, make_tiny(folder / "tiny", TinyShape(kv_heads=2)), http).open([ONE, TWO, FOUR]) as site:
         yield site
 
 
-def told(part: object) -> str:
-    return f"{part[0].name}-to-{part[1].name}" if isinstance(part, tuple) else f"{part}-kv-heads"
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def two_types(http: aiohttp.ClientSession, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
+    """Engines of a model with 4 KV heads, in float32 and bfloat16."""
+    folder = tmp_path_factory.mktemp("two-types")
+    async with Site(folder, make_tiny(folder / "tiny", TinyShape(kv_heads=4)), http).open([TWO, HALF]) as site:
+        yield site
+
+
+def told(kind: Kind) -> str:
+    return kind.name
 
 
 async def tokens_from_outside(site: Site, kind: Kind, http: aiohttp.ClientSession) -> float:
     return (await prompt_tokens(http, site.url(kind)))["external_kv_transfer"]
 
 
-@pytest.mark.parametrize(("site", "pair"), EXACT, ids=told, indirect=["site"])
+@pytest.mark.parametrize(("prefill", "decode"), list(itertools.permutations((ONE, TWO, FOUR), 2)), ids=told)
 async def test_each_length_equals_one_engine_alone(
-    site: Site, pair: tuple[Kind, Kind], http: aiohttp.ClientSession
+    two_heads: Site, prefill: Kind, decode: Kind, http: aiohttp.ClientSession
 ) -> None:
-    prefill, decode = pair
-    assert can_exchange(*(site.engines[kind].fingerprint for kind in pair)) == Exact()
+    site = two_heads
+    assert can_exchange(site.engines[prefill].fingerprint, site.engines[decode].fingerprint) == Exact()
     before = await tokens_from_outside(site, decode, http)
     for tokens in LENGTHS:
         ids = token_ids(site.model, tokens, number=10 * tokens + 2 * prefill.tensor_parallel + decode.tensor_parallel)
-        expected = await site.ask(next(iter(site.engines)), ids, max_tokens=12, cache_salt="computed alone")
+        expected = await site.ask(ONE, ids, max_tokens=12, cache_salt="computed alone")
         answer = await site.hand_over(prefill, decode, ids, max_tokens=12)
         assert answer["token_ids"] == expected["token_ids"], f"{tokens} tokens"
     loaded = await tokens_from_outside(site, decode, http) - before
     assert loaded >= sum(LENGTHS) - len(LENGTHS), "at most each last token is computed"
 
 
-@pytest.mark.parametrize(("site", "pair"), CONVERTED, ids=told, indirect=["site"])
+@pytest.mark.parametrize(("prefill", "decode"), [(TWO, HALF), (HALF, TWO)], ids=told)
 async def test_converted_pages_change_an_answer_by_no_more_than_rounding(
-    site: Site, pair: tuple[Kind, Kind], http: aiohttp.ClientSession
+    two_types: Site, prefill: Kind, decode: Kind, http: aiohttp.ClientSession
 ) -> None:
-    prefill, decode = pair
-    assert can_exchange(*(site.engines[kind].fingerprint for kind in pair)) == ByConversion(dtype=prefill.dtype)
+    site = two_types
+    other, own = site.engines[prefill].fingerprint, site.engines[decode].fingerprint
+    assert can_exchange(other, own) == ByConversion(dtype=prefill.dtype)
     before = await tokens_from_outside(site, decode, http)
     wanted: dict[str, Any] = {"max_tokens": 1, "logprobs": 20, "return_tokens_as_token_ids": True}
     for tokens in LENGTHS:
         ids = token_ids(site.model, tokens, number=5000 + 10 * tokens + prefill.tensor_parallel)
-        own = await site.ask(decode, ids, cache_salt="computed alone", **wanted)
-        other = await site.hand_over(prefill, decode, ids, **wanted)
-        mine, theirs = (choice["logprobs"]["top_logprobs"][0] for choice in (own, other))
+        alone = await site.ask(decode, ids, cache_salt="computed alone", **wanted)
+        answer = await site.hand_over(prefill, decode, ids, **wanted)
+        mine, theirs = (choice["logprobs"]["top_logprobs"][0] for choice in (alone, answer))
         shared = mine.keys() & theirs.keys()
         assert len(shared) >= 10
         furthest = max(abs(mine[token] - theirs[token]) for token in shared)
