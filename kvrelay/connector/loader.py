@@ -23,7 +23,12 @@ from kvrelay.types import PageFormat, SlotRef
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.0005
-"""Pause between looks at the arena while a layer is arriving; nothing polls when no load is pending."""
+"""Pause between looks at the arena while layers are arriving; nothing polls when no load is pending."""
+LONGEST_POLL_S = 0.005
+PAUSE_OF_SILENCE = 0.1
+PAUSE_OF_LOOKING = 10.0
+"""Each look takes the interpreter from the engine's forward thread: the pause between two grows to this part of the
+time in which nothing came, and is this many times as long as a look at all pending loads takes."""
 
 
 @dataclass(frozen=True)
@@ -140,6 +145,11 @@ class _Load:
         return LoadResult(self.job.request_id, bad, tuple(self.suspects), self.counts, self.job.format)
 
 
+def pause_s(*, silent_s: float, looked_s: float) -> float:
+    """How long to leave the arena alone after a look of ``looked_s`` found nothing new, as for ``silent_s`` before."""
+    return min(LONGEST_POLL_S, max(POLL_S, PAUSE_OF_SILENCE * silent_s, PAUSE_OF_LOOKING * looked_s))
+
+
 class Loader:
     """Runs loads one after another. The forward thread starts, cancels and collects them, and never waits."""
 
@@ -212,15 +222,19 @@ class Loader:
             raise
 
     def _work(self, active: list[_Load]) -> None:
+        moved_at, known = self._clock(), 0
         while self._admit(active):
-            moved = False
+            began, moved = self._clock(), len(active) > known
             for load in list(active):
                 moved = self._advance(load) or moved
                 if load.ended:
                     active.remove(load)
                     self._report(load.result())
-            if not moved:
-                time.sleep(POLL_S)
+            now, known = self._clock(), len(active)
+            if moved:
+                moved_at = now
+            else:
+                time.sleep(pause_s(silent_s=now - moved_at, looked_s=now - began))
 
     def _admit(self, active: list[_Load]) -> bool:
         """Take new jobs; waits for one when nothing is in progress. False: the thread is to end."""
