@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 
 import pytest
@@ -12,8 +13,10 @@ pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "namespaces
 
 
 def namespaces() -> set[str]:
+    """Those of this process: others may be measuring."""
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True)
-    return {line.split()[0] for line in listed.stdout.splitlines()}
+    names = (line.split()[0] for line in listed.stdout.splitlines())
+    return {name for name in names if name.startswith(f"kvrelay-{os.getpid()}-")}
 
 
 def output(end: Namespace, *words: str) -> str:

@@ -12,8 +12,6 @@ from kvrelay.deploy.cache import models_root
 from kvrelay.deploy.tiny import make_tiny
 from kvrelay.errors import Lost, Misconfigured
 
-pytestmark = pytest.mark.xdist_group("fetched model")
-
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
