@@ -18,8 +18,6 @@ import psutil
 from kvrelay.deploy.parent import PARENT_VARIABLE
 
 _POLL_S = 0.02
-_WATCH_S = 0.1
-"""How often a supervisor looks at its child, day and night: an idle cluster should cost next to nothing."""
 _REAP_S = 5.0
 """A process in an uninterruptible system call outlives its SIGKILL by so long at most; then it is left alone."""
 _TRACKER_S = 1.0
@@ -78,10 +76,12 @@ class Child:
     async def wait(self) -> int:
         """Its exit status (negative: the signal that ended it).
 
-        Looks again and again: asyncio's own wait also waits for the pipe, which a grandchild may hold for ever.
+        asyncio's own wait also waits for the pipe, which a grandchild may hold for ever.
         """
-        while (status := self._process.returncode) is None:
-            await asyncio.sleep(_WATCH_S)
+        if self.running:
+            await _ended(self.pid)
+        while (status := self._process.returncode) is None:  # asyncio collects it in a thread of its own
+            await asyncio.sleep(_POLL_S)
         return status
 
     async def stop(self, grace_s: float) -> None:
@@ -183,6 +183,21 @@ def _shared_memory(process: psutil.Process) -> set[Path]:
         return set()
     names = (line.split(maxsplit=5)[-1] for line in text.splitlines() if "/dev/shm/" in line)
     return {Path(name) for name in names if name.startswith("/dev/shm/") and not name.endswith("(deleted)")}
+
+
+async def _ended(pid: int) -> None:
+    """Return once the child ``pid`` ended. The kernel tells: a supervisor need not look at it day and night."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:  # collected already
+        return
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(descriptor, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
 
 
 def describe_exit(status: int | None) -> str:

@@ -31,6 +31,8 @@ from kvrelay.protocol.feed import Heartbeat, RegisterWorker
 from kvrelay.race import until_one_ends
 from kvrelay.types import Engine, Role, Value, WorkerInfo
 
+HEARTBEATS_PER_LOOK = 2
+"""Each look at the engine's health costs it and its supervisor a request; a dead engine is noticed without."""
 _ENGINE_FILE_WAIT_S = 5.0
 _POLL_S = 0.05
 
@@ -115,7 +117,7 @@ async def run_worker(
             # The feed says goodbye when it is cancelled, before the engine ends.
             await until_one_ends(
                 feed.run(),
-                worker.watch(config.cluster.heartbeat_s, feed.register),
+                worker.watch(HEARTBEATS_PER_LOOK * config.cluster.heartbeat_s, feed.register),
                 worker.relay.run(),
                 engine.wait_death(),
             )
