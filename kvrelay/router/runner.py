@@ -32,7 +32,7 @@ from kvrelay.router.tokens import Tokens, load_tokens
 from kvrelay.router.upstream import Upstream
 from kvrelay.types import WorkerInfo
 
-TICK_S = 0.1
+TICK_S = 0.2
 SHUTDOWN_S = 1.0
 """Longest wait for requests in flight when the router ends."""
 
