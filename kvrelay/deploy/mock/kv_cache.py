@@ -5,7 +5,6 @@ It must never hold more blocks than it has, nor evict one that a request uses.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from kvrelay.types import PageName
@@ -21,7 +20,8 @@ class KvCache:
         self.blocks = blocks
         self._stored = stored
         self._removed = removed
-        self._used: Counter[PageName] = Counter()
+        self._used: dict[PageName, int] = {}
+        """By how many requests."""
         self._idle: dict[PageName, None] = {}
         """Oldest first."""
         self._unnamed = 0
@@ -48,9 +48,13 @@ class KvCache:
 
     def hold(self, names: Iterable[PageName]) -> None:
         """A request uses these pages, which are here."""
+        used, idle = self._used, self._idle
         for name in names:
-            self._idle.pop(name, None)
-            self._used[name] += 1
+            if name in used:
+                used[name] += 1
+            else:
+                del idle[name]
+                used[name] = 1
 
     def take(self, count: int) -> bool:
         """Give a request ``count`` blocks without a name; False, and nothing happened, when so many are not free."""
@@ -70,20 +74,25 @@ class KvCache:
 
     def fill(self, names: Sequence[PageName]) -> None:
         """As many unnamed blocks of a request now hold these pages. Copies of a page share one block."""
-        fresh = [name for name in names if name not in self._used and name not in self._idle]
+        used, idle = self._used, self._idle
+        fresh = [name for name in names if name not in used and name not in idle]
         self._unnamed -= len(names)
-        self.hold(names)
+        if len(fresh) < len(names):
+            self.hold(name for name in names if name in used or name in idle)
         if fresh:
+            used.update(dict.fromkeys(fresh, 1))
             self._stored(fresh)
 
     def release(self, names: Sequence[PageName], unnamed: int) -> None:
         """A request gives back what it holds. The end of a prompt goes before its beginning: vLLM evicts so, too."""
         self._unnamed -= unnamed
+        used, idle = self._used, self._idle
         for name in reversed(names):
-            self._used[name] -= 1
-            if not self._used[name]:
-                del self._used[name]
-                self._idle[name] = None
+            if used[name] > 1:
+                used[name] -= 1
+            else:
+                del used[name]
+                idle[name] = None
 
     def check_invariants(self) -> None:
         """Raise AssertionError unless the counts fit together."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 
 from aiohttp import web
@@ -17,6 +19,7 @@ from kvrelay.deploy.mock.site import Site
 from kvrelay.deploy.mock.worker import MockWorker
 from kvrelay.errors import Misconfigured
 from kvrelay.protocol.engine import engine_key
+from kvrelay.race import until_one_ends
 from kvrelay.router.tokens import load_tokens
 from kvrelay.types import Value
 
@@ -52,10 +55,9 @@ class MockNode:
                 if not unborn:
                     ready(self)
 
-        async with self._controlled(), asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.site.run_stores())
-            for worker in self.workers.values():
-                tasks.create_task(worker.run(lambda name=worker.name: born(name)))  # type: ignore[misc]
+        lives = [worker.run(partial(born, name)) for name, worker in self.workers.items()]
+        async with self._controlled():
+            await until_one_ends(self.site.run_stores(), *lives)
 
     @contextlib.asynccontextmanager
     async def _controlled(self) -> AsyncIterator[None]:
@@ -78,6 +80,7 @@ class MockNode:
 async def run_node(config: Config, plan: NodePlan, *, key: bytes, ready: Callable[[MockNode], None]) -> None:
     """Serve until cancelled. Raises ``Misconfigured``."""
     tokens = await asyncio.to_thread(load_tokens, plan.model_path)
+    gc.freeze()  # what was loaded stays: to look through it for garbage again and again took a third of all time
     try:
         site = Site(config, plan.model_path, tokens, stores=plan.stores, routers=plan.routers, key=key)
         await MockNode(site, plan.workers).run(ready)

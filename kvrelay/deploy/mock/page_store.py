@@ -69,16 +69,21 @@ class MockStore:
     def depth(self, names: Sequence[PageName]) -> int:
         """How many leading pages of ``names`` are here; they count as used now."""
         pages = self._pages
-        for count, name in enumerate(names):
-            if name not in pages:
-                return count
-            pages[name] = pages.pop(name)
-        return len(names)
+        count = next((count for count, name in enumerate(names) if name not in pages), len(names))
+        for name in names[:count]:
+            del pages[name]
+            pages[name] = None
+        return count
+
+    def has(self, name: PageName) -> bool:
+        return name in self._pages
 
     def put(self, names: Iterable[PageName]) -> None:
         """These pages are whole here."""
         fresh = [name for name in names if name not in self._pages]
-        self._pages |= dict.fromkeys(fresh)
+        if not fresh:
+            return
+        self._pages.update(dict.fromkeys(fresh))
         excess = len(self._pages) - self._most_pages
         if excess > 0:
             gone = [name for name, _ in zip(self._pages, range(excess), strict=False)]
@@ -99,7 +104,7 @@ class MockStore:
             self._transfers.pop(next(iter(self._transfers)))
         lacking = {name for name in names if name not in self._pages}
         self._transfers[id] = Transfer(id, owner, tuple(names), total_tokens, sender, lacking, begun_s=now)
-        self.saved(id, [name for name in names if sender.depth([name])], begun_s=now, now=now)
+        self.saved(id, [name for name in names if sender.has(name)], begun_s=now, now=now)
 
     def saved(self, id: str, names: Sequence[PageName], *, begun_s: float, now: float) -> None:
         """The sender of a transfer has these pages, and has computed them since ``begun_s``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Callable
 
@@ -15,6 +16,8 @@ from kvrelay.deploy.mock.site import Site
 from kvrelay.deploy.ports import free_port
 from kvrelay.errors import Misconfigured
 from kvrelay.race import until_one_ends
+
+_TRIES = 10
 
 
 class MockWorker:
@@ -29,9 +32,12 @@ class MockWorker:
         self._changed = asyncio.Event()
         self.life: Incarnation | None = None
         """Who lives there now; None while it is dead."""
-        host = site.config.worker.host
-        self._address = (host, free_port(host))
-        self.url = f"http://{reachable(host)}:{self._address[1]}"
+        self._socket: socket.socket | None = _settled(site.config.worker.host)
+        """For the next life, as soon as it is known; bound at once, or two workers might choose one port."""
+        self._address: tuple[str, int] = self._socket.getsockname()
+        self.url = f"http://{reachable(self._address[0])}:{self._address[1]}"
+        if self.faults.dead:
+            self._take_socket().close()
 
     def __repr__(self) -> str:
         return f"<MockWorker {self.name} at {self.url}, {self.life or 'dead'}>"
@@ -54,9 +60,13 @@ class MockWorker:
             life = Incarnation(self._site, self.name, self.role, self._store, self.url, self._condition)
             self.life = life
             try:
-                await until_one_ends(life.run(_bound(*self._address), born), self._death(life))
+                await until_one_ends(life.run(self._take_socket(), born), self._death(life))
             finally:
                 self.life = None
+
+    def _take_socket(self) -> socket.socket:
+        sock, self._socket = self._socket or _bound(*self._address), None
+        return sock
 
     async def _death(self, life: Incarnation) -> None:
         await self._until(dead=True)
@@ -66,6 +76,14 @@ class MockWorker:
         while self.faults.dead is not dead:
             self._changed.clear()
             await self._changed.wait()
+
+
+def _settled(host: str) -> socket.socket:
+    """A socket at a free port. Raises ``Misconfigured``."""
+    for _ in range(_TRIES):
+        with contextlib.suppress(Misconfigured):  # somebody else was faster
+            return _bound(host, free_port(host))
+    return _bound(host, free_port(host))
 
 
 def _bound(host: str, port: int) -> socket.socket:

@@ -19,12 +19,12 @@ import pytest
 from kvrelay.config import ClusterConfig, Config, MockConfig, RouterConfig, WorkerConfig
 from kvrelay.deploy.mock.faults import Faults, Params
 from kvrelay.deploy.mock.node import MockNode
-from kvrelay.deploy.mock.roster import mock_names
+from kvrelay.deploy.mock.roster import WorkerPlan, mock_names
 from kvrelay.deploy.mock.site import Site
 from kvrelay.deploy.mock.worker import MockWorker
 from kvrelay.deploy.tiny import TinyShape, make_tiny
 from kvrelay.protocol.engine import engine_key
-from kvrelay.types import Medium
+from kvrelay.types import Medium, Role
 from tests.router.cluster import KEY, Cluster, until
 
 CONFIG = Config(
@@ -206,6 +206,20 @@ async def test_a_dead_worker_is_done_without_and_taken_back_when_it_is_born_anew
     assert mocks.worker("prefill-0").life is not None
     assert mocks.worker("prefill-0").life.info.incarnation != old.info.incarnation  # type: ignore[union-attr]
     assert await mocks.cluster.metric("kvrelay_registrations_refused_total") == 0
+
+
+async def test_a_worker_that_is_dead_from_the_start_refuses_connections_until_it_is_born(mocks: Mocks) -> None:
+    stillborn = MockWorker(WorkerPlan(name="late", role=Role.BOTH, faults=Faults(dead=True)), mocks.node.site)
+    running = asyncio.create_task(stillborn.run())
+    async with aiohttp.ClientSession() as http:
+        with pytest.raises(aiohttp.ClientConnectorError):
+            await http.get(f"{stillborn.url}/health")
+        stillborn.suffer(Faults())
+        await until(lambda: mocks.cluster.is_ready("late"))
+        async with http.get(f"{stillborn.url}/health") as response:
+            assert response.status == 200
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_a_decode_worker_that_dies_takes_its_streams_with_it_and_no_others(mocks: Mocks) -> None:
