@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -50,6 +51,11 @@ class Import(NamedTuple):
 
     target: str
     line: int
+
+
+@functools.cache
+def parsed(text: str) -> ast.Module:
+    return ast.parse(text)
 
 
 def room_of(module: str) -> Room | None:
@@ -100,7 +106,7 @@ def _file(path: Path, package: Path) -> Iterator[str]:
         yield "1: stands on no floor; give it a room in FLOORS"
         return
     parent = f"{package.name}.{module}".rpartition(".")[0]
-    for target, line in imports_of(ast.parse(path.read_text()), parent):
+    for target, line in imports_of(parsed(path.read_text()), parent):
         top, _, rest = target.partition(".")
         if top == package.name and not allowed(room, rest or "__init__"):
             yield f"{line}: {room.name} on floor {room.floor} imports {target}"
@@ -111,7 +117,7 @@ def _file(path: Path, package: Path) -> Iterator[str]:
 def pickles(folder: Path) -> list[str]:
     """Every use of pickle in the Python files below ``folder``: such bytes run code when they are read."""
     paths = (path for path in sorted(folder.rglob("*.py")) if not path.relative_to(folder).parts[0].startswith("."))
-    return [f"{path.relative_to(folder)}:{text}" for path in paths for text in _pickles(ast.parse(path.read_text()))]
+    return [f"{path.relative_to(folder)}:{text}" for path in paths for text in _pickles(parsed(path.read_text()))]
 
 
 def _pickles(tree: ast.AST) -> Iterator[str]:

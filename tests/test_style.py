@@ -6,8 +6,8 @@ import ast
 import functools
 import statistics
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -25,14 +25,15 @@ BROAD = frozenset({"Exception", "BaseException"})
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-class Source(NamedTuple):
+@dataclass(frozen=True)
+class Source:
     """One parsed file."""
 
     name: str
     text: str
     tree: ast.Module
 
-    @property
+    @functools.cached_property
     def functions(self) -> list[Function]:
         return [node for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
 

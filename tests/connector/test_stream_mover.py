@@ -136,6 +136,7 @@ WAITS = ("_local_scalar_dense", "item", "nonzero", "is_nonzero", "equal", "uniqu
 """Operations whose result the host needs: on a device they stop the forward thread."""
 
 
+@pytest.mark.slow
 def test_the_forward_thread_asks_for_nothing_that_it_would_have_to_wait_for(arena: Arena) -> None:
     bench = movers.on_sim(Schedule.AT_ONCE, "NHD")
     saver = bench.mover.open(arena, [SaveJob("request", TABLE, pages(arena))])

@@ -76,6 +76,7 @@ def test_a_tiny_tokenizer_gives_back_any_text(tmp_path: Path) -> None:
     assert len(tokenizer.encode("What is the capital of France?").ids) < 15
 
 
+@pytest.mark.slow
 def test_a_tiny_chat_template_marks_turns(tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 

@@ -279,6 +279,7 @@ def test_random_histories_keep_every_slot_accounted_for(seed: int) -> None:
     assert all(store.shelf.arena.is_current(page.ref) for page in pinned)
 
 
+@pytest.mark.slow
 def test_ten_thousand_pages_go_through_a_small_store_while_pinned_ones_stay() -> None:
     store = Store(slots=256)
     kept = [store.put(number) for number in range(100)]
