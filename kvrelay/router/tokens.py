@@ -4,36 +4,42 @@ never needs torch."""
 from __future__ import annotations
 
 import asyncio
-import copy
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jinja2
+from tokenizers import Tokenizer
 
-from kvrelay.errors import Malformed, Misconfigured
+from kvrelay.errors import Misconfigured
+from kvrelay.router.template import ChatTemplate, read_template
 
-INLINE_CHARS = 8_000
+INLINE_CHARS = 2_000
 """A request whose texts are up to this long in all (about 1 ms) is encoded on the loop: a thread hop costs as much."""
 
 MESSAGE_CHARS = 40
 """What the template of one message costs, as characters: thousands of empty messages take long as well."""
 
+MAX_THREADS = 4
+"""Encoding runs outside Python's lock, so that threads are as good as cores."""
+
 T = TypeVar("T")
 
 
 class Tokens:
-    """A Hugging Face tokenizer, twice: for the loop and for one thread, since it may not be shared."""
+    """A tokenizer that nobody changes, which any thread may use, and the template that goes with it."""
 
-    def __init__(self, tokenizer: Any) -> None:
-        self._near = tokenizer
-        self._far = copy.deepcopy(tokenizer)
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kvrelay-tokens")
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        threads = min(MAX_THREADS, len(os.sched_getaffinity(0)))
+        self._threads = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="kvrelay-tokens")
         self.max_chars_per_token: int = max(map(len, tokenizer.get_vocab()), default=1)
 
     def __repr__(self) -> str:
-        return f"<Tokens {type(self._near).__name__}, {len(self._near)} ids>"
+        return f"<Tokens, {self._tokenizer.get_vocab_size()} ids>"
 
     async def encode(self, text: str, *, special: bool) -> list[int]:
         """Ids of ``text``; ``special`` adds the model's BOS and the like."""
@@ -42,48 +48,56 @@ class Tokens:
     async def encode_all(self, texts: list[str], *, special: bool) -> list[list[int]]:
         """Ids of each text, with other requests' texts between them when they are long in all."""
         if sum(map(len, texts)) <= INLINE_CHARS:
-            return [_encode(self._near, text, special) for text in texts]
-        return [await self._away(_encode, text, special) for text in texts]
+            return [self._encode(text, special) for text in texts]
+        return [await self._away(self._encode, text, special) for text in texts]
 
     async def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
         """Ids of a templated chat that asks for an answer. Raises ``Malformed`` when the template refuses it."""
         chars = sum(MESSAGE_CHARS + len(message["content"]) for message in messages)
         if chars <= INLINE_CHARS:
-            return _encode(self._near, _template(self._near, messages), False)
-        return await self._away(_encode, await self._away(_template, messages), False)
+            return self._encode(self._template.render(messages), False)
+        return await self._away(self._encode, await self._away(self._template.render, messages), False)
 
-    async def _away(self, work: Callable[..., T], *given: Any) -> T:
-        """``work`` in the thread, with its own tokenizer."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work, self._far, *given)
+    def _encode(self, text: str, special: bool) -> list[int]:
+        # A batch is encoded outside Python's lock, a single text is not; "fast" leaves out where each token stands.
+        ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids
+        return ids
+
+    async def _away(self, work: Callable[..., T], *given: object) -> T:
+        """``work`` in a thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *given)
 
     def close(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
-
-
-def _template(tokenizer: Any, messages: list[dict[str, str]]) -> str:
-    try:
-        text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    except (jinja2.TemplateError, ValueError, TypeError, KeyError) as error:
-        raise Malformed(f"the chat template refused the messages: {error}") from error
-    return text
-
-
-def _encode(tokenizer: Any, text: str, special: bool) -> list[int]:
-    ids: list[int] = tokenizer.encode(text, add_special_tokens=special)
-    return ids
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 def load_tokens(model_path: Path) -> Tokens:
-    """The tokenizer in a model folder. Takes seconds. Raises ``Misconfigured``."""
-    # Imported here: it takes seconds, and only the router needs it.
-    from transformers import AutoTokenizer
-
+    """The tokenizer in a model folder. Raises ``Misconfigured``."""
     if not model_path.is_dir():
         raise Misconfigured(f"model.path {model_path} is no folder; run 'kvrelay model fetch' or give another folder")
+    # A batch of one gains nothing from the library's own threads, and the hop to one costs.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(model_path), local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
+        tokenizer = _read(model_path)
+        template = read_template(model_path)
+    except (OSError, ValueError, KeyError, AttributeError, jinja2.TemplateError) as error:
         raise Misconfigured(f"model.path {model_path} holds no tokenizer that can be read: {error}") from error
-    # Silences a warning per long prompt: the worker judges lengths.
-    tokenizer.model_max_length = 1 << 60
-    return Tokens(tokenizer)
+    # A file may say how training cut and filled texts; here the worker judges lengths.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return Tokens(tokenizer, template)
+
+
+def _read(folder: Path) -> Tokenizer:
+    """Raises ``OSError``, ``ValueError``, ``AttributeError``."""
+    file = folder / "tokenizer.json"
+    if file.is_file():
+        try:
+            return Tokenizer.from_file(str(file))
+        except Exception as error:  # border: the library raises nothing narrower
+            raise ValueError(str(error)) from error
+    # Files of other kinds are converted by a library that takes seconds and imports torch where there is one.
+    from transformers import AutoTokenizer
+
+    converted: Tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True).backend_tokenizer
+    return converted

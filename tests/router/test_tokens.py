@@ -19,6 +19,7 @@ from kvrelay.router.tokens import INLINE_CHARS, load_tokens
 from kvrelay.types import Role
 from tests.fleet.values import store
 from tests.router.cluster import Cluster, until
+from tests.router.tiny_tokenizer import make_tokenizer
 
 CHAT = [{"role": "user", "content": "Hello"}]
 PARTS = [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]
@@ -65,17 +66,26 @@ async def test_many_short_texts_and_many_short_messages_do_not_hold_the_loop_up(
     tokens.close()
 
 
-@pytest.mark.slow
-def test_the_tokenizer_needs_no_torch(model_folder: Path) -> None:
+def test_the_tokenizer_needs_neither_torch_nor_the_library_that_imports_it(model_folder: Path) -> None:
     code = (
-        "import sys; sys.modules['torch'] = None\n"
-        "import pathlib, asyncio; from kvrelay.router.tokens import load_tokens\n"
+        "import pathlib, asyncio, sys; from kvrelay.router.tokens import load_tokens; import kvrelay.router.runner\n"
         f"tokens = load_tokens(pathlib.Path({str(model_folder)!r}))\n"
-        "print(asyncio.run(tokens.encode_chat([{'role': 'user', 'content': 'Hello'}])))"
+        "print(asyncio.run(tokens.encode_chat([{'role': 'user', 'content': 'Hello'}])))\n"
+        "print({'torch', 'transformers'} & sys.modules.keys())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     expected = asyncio.run(load_tokens(model_folder).encode_chat(CHAT))
-    assert done.stdout.strip() == str(expected)
+    assert done.stdout.splitlines() == [str(expected), "set()"]
+
+
+@pytest.mark.slow
+def test_files_of_another_kind_are_converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import AutoTokenizer
+
+    converted = AutoTokenizer.from_pretrained(str(make_tokenizer(tmp_path)))
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda *_given, **_more: converted)
+    (tmp_path / "tokenizer.json").unlink()
+    assert asyncio.run(load_tokens(tmp_path).encode("Hello", special=True)) == converted.encode("Hello")
 
 
 def test_a_missing_model_folder_says_what_to_run(tmp_path: Path) -> None:
