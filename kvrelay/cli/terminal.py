@@ -47,13 +47,18 @@ def announce_stop() -> None:
     console.print("Stopping ... (Ctrl-C again kills at once)")
 
 
-def run(work: Coroutine[Any, Any, None], on_stop: Callable[[], None] = lambda: None) -> bool:
+def run(
+    work: Coroutine[Any, Any, None],
+    on_stop: Callable[[], None] = lambda: None,
+    loop: Callable[[], asyncio.AbstractEventLoop] | None = None,
+) -> bool:
     """Run ``work`` until it ends, or a person or a supervisor stops it: True then. Its cleanup always runs to its end.
 
     ``on_stop`` is called the moment that the stop is heard. A second one cancels what is left of the cleanup.
+    ``loop`` makes another event loop than asyncio's own.
     """
-    with reported():
-        return asyncio.run(_until_stopped(work, on_stop))
+    with reported(), asyncio.Runner(loop_factory=loop) as runner:
+        return runner.run(_until_stopped(work, on_stop))
 
 
 async def _until_stopped(work: Coroutine[Any, Any, None], on_stop: Callable[[], None]) -> bool:

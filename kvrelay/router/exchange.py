@@ -228,12 +228,11 @@ class Exchange:
             raise Rejected(status, sse.error_json(first))
         if status is not None:
             raise Lost(f"a decode worker's stream began with an error {status}")
-        self._brain.first_token(self._id, self._clock())
-        return Stream(self._relay(first, blocks))
+        return Stream(self._relay(first, blocks, self._clock()))
 
-    async def _relay(self, first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async def _relay(self, first: bytes, rest: AsyncIterator[bytes], first_s: float) -> AsyncIterator[bytes]:
         """Pass blocks on. A stream that breaks ends with an error event and without ``[DONE]``."""
-        block, failed = first, False
+        block, failed, told = first, False, False
         try:
             while block:
                 failed = failed or sse.has_error(block)
@@ -242,6 +241,9 @@ class Exchange:
                     block = block.removesuffix(sse.DONE)
                 self.output_tokens += sse.token_events(block)
                 yield await self._counted(block)
+                if not told:  # the client has its first token already: what the brain learns of it need not hold it up
+                    told = True
+                    self._brain.first_token(self._id, first_s)
                 if whole:
                     self.broken = failed
                     await self._drain(rest)

@@ -23,6 +23,7 @@ _ROLE = b'"delta":{"role":'
 """In a chat's first event of each choice, which carries no token."""
 _NO_CHOICE = b'"choices":[]'
 """In an event that carries the usage alone."""
+_ERROR = b'"error"'
 _ERROR_STARTS = (b'data: {"error"', b'data: {"object":"error"')
 
 
@@ -87,6 +88,8 @@ def error_json(block: bytes) -> bytes:
 
 def has_error(block: bytes) -> bool:
     """Whether any event of ``block`` is an error."""
+    if _ERROR not in block:  # nearly always: this is asked of every block
+        return False
     return block.startswith(_ERROR_STARTS) or any(END + start in block for start in _ERROR_STARTS)
 
 
