@@ -68,6 +68,13 @@ class RouterConfig(Section, frozen=True, kw_only=True):
             description="auto: D computes a prompt itself where that is predicted to cost less; never: where it must.",
         ),
     ] = "auto"
+    kv_routing: Annotated[
+        bool,
+        Meta(
+            description="false: requests are passed on as they are, to the worker with the least to do; nothing is "
+            "tokenised, split or looked up."
+        ),
+    ] = True
     queue_s: Annotated[
         Seconds, Meta(description="Predicted wait at a P beyond which requests wait in the router, in fair order.")
     ] = 2.0

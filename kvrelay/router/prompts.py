@@ -46,16 +46,17 @@ class Prompts:
 class PromptReader:
     """Reads prompts of requests."""
 
-    def __init__(self, tokens: Tokens, renderer: Renderer) -> None:
+    def __init__(self, tokens: Tokens, renderer: Renderer, *, kv_routing: bool = True) -> None:
         self._tokens = tokens
         self._renderer = renderer
+        self._kv_routing = kv_routing
 
     def __repr__(self) -> str:
         return f"<PromptReader {self._renderer!r}>"
 
     async def read(self, request: ClientRequest, workers: Sequence[WorkerInfo]) -> Prompts:
         """Prompts of ``request``; ``workers`` of its model render where needed. Raises ``BadRequest``, ``Rejected``."""
-        reason = whole_reason(request)
+        reason = whole_reason(request) if self._kv_routing else "no_kv_routing"
         if not reason and not self._may_fit(request, workers[0].engine.max_model_len):
             # Surely over the context length. A worker says so faster, and better, than tokenising here would.
             reason = "over_length"

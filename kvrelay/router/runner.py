@@ -99,7 +99,7 @@ class Router:
         return Gateway(
             self.brain,
             desk,
-            PromptReader(self._tokens, renderer),
+            PromptReader(self._tokens, renderer, kv_routing=self._config.kv_routing),
             self._keyring,
             self._promises,
             self._telemetry,
