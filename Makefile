@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install -qq --no-deps --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up test check lint bench bench-handoff bench-index docs reference lock clean
+.PHONY: help install demo up test check lint bench bench-handoff bench-index bench-router docs reference lock clean
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-builtin-rules
 # Without its bytecode every one of hundreds of processes compiles kvrelay anew, and pytest every test.
@@ -42,6 +42,9 @@ bench-index: install ## measure the router's index beside Dynamo's
 
 bench-handoff: install ## measure the hand-off beside vLLM's own, print one table; QUICK=1 is shorter, STAGES="ours arena" picks
 	@$(BIN)/python -m benchmarks.handoff $(if $(QUICK),--quick) $(STAGES)
+
+bench-router: install ## measure the router beside vllm-router and Dynamo on mocks; QUICK=1 is shorter, STAGES="kvrelay dynamo" picks
+	@$(BIN)/python -m benchmarks.router $(if $(QUICK),--quick) $(STAGES)
 
 docs: install reference $(VENV)/.docs ## build the documentation into site/, strictly
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -35,10 +35,20 @@ class Cpu:
         root = psutil.Process(pid)
         return cls([root, *root.children(recursive=True)])
 
+    @classmethod
+    def trees(cls, pids: Iterable[int]) -> Cpu:
+        """Several processes, each with all its descendants."""
+        roots = [psutil.Process(pid) for pid in pids]
+        return cls(process for root in roots for process in (root, *root.children(recursive=True)))
+
     def _total_s(self) -> float:
         """The kernel counts in ticks of 10 ms: over 20 s that is 0.05 % of a core and process."""
         return sum(times.user + times.system for times in (process.cpu_times() for process in self._processes))
 
+    def used_s(self) -> float:
+        """Seconds of a core since the start."""
+        return self._total_s() - self._used_s
+
     def share(self) -> float:
         """Shares of a core since the start; 1.0 is one core, always busy."""
-        return (self._total_s() - self._used_s) / (time.monotonic() - self._begin_s)
+        return self.used_s() / (time.monotonic() - self._begin_s)
