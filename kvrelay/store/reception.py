@@ -87,8 +87,7 @@ class Reception:
     async def serve_data(self, link: Channel) -> None:
         """A further link for payload. Raises ``Lost``, ``Malformed``."""
         async with in_time(link.peer):
-            visit = self._visit((await expect(link, Join)).ticket)
-        visit.links.add(link)
+            visit = self._join(link, (await expect(link, Join)).ticket)
         try:
             await visit.serve(link)
         finally:
@@ -96,16 +95,15 @@ class Reception:
 
     async def serve_map(self, link: Channel) -> None:
         """A link from this machine: arenas for whoever has a ticket. Raises ``Lost``, ``Malformed``."""
-        visit = None
+        message = await expect(link, FindArena)
+        visit = self._join(link, message.ticket)
         try:
-            while True:
-                message = await expect(link, FindArena)
-                visit = self._visit(message.ticket)
-                visit.links.add(link)
+            while message.ticket == visit.ticket:
                 await self._hand_out(link, visit, message)
+                message = await expect(link, FindArena)
         finally:
-            if visit is not None:
-                visit.links.discard(link)
+            visit.links.discard(link)
+        raise Malformed("a further link shows another ticket than before")
 
     async def _hand_out(self, link: Channel, visit: Visit, message: FindArena) -> None:
         try:
@@ -115,10 +113,12 @@ class Reception:
         else:
             await link.send_fds(found, [arena.fd])
 
-    def _visit(self, ticket: bytes) -> Visit:
+    def _join(self, link: Channel, ticket: bytes) -> Visit:
+        """``link`` lasts no longer than the visit that ``ticket`` means. Raises ``Malformed``."""
         visit = self._visits.get(ticket)
         if visit is None or len(visit.links) >= MAX_LINKS:
             raise Malformed("a further link came without a valid ticket, or one of too many")
+        visit.links.add(link)
         return visit
 
     def arena(self, visit: Visit, message: FindArena) -> ArenaFound:
