@@ -5,6 +5,7 @@ Two processes must never map one arena with different ideas of it: whoever attac
 
 from __future__ import annotations
 
+import fcntl
 import os
 
 import numpy as np
@@ -45,7 +46,12 @@ def header_of(format: PageFormat, slots: int, epoch: int) -> tuple[int, ...]:
 
 
 def check_header(fd: int, format: PageFormat) -> int:
-    """Slots of the arena behind ``fd``, once its header agrees with ``format`` and with the file's size."""
+    """Slots of the arena behind ``fd``, once its header agrees with ``format`` and with the file's size.
+
+    Raises ``Malformed``, ``Incompatible``.
+    """
+    if not _is_sealed(fd):
+        raise Malformed("the descriptor is no memory that nobody can shrink: to touch what is gone would kill us")
     size = os.fstat(fd).st_size
     if size < MEMORY_PAGE:
         raise Malformed(f"an arena of {size} bytes has no header")
@@ -58,3 +64,10 @@ def check_header(fd: int, format: PageFormat) -> int:
     if size != meta_bytes(format, slots) + slots * slot_stride(format):
         raise Malformed(f"an arena of {size} bytes cannot hold {slots} slots of {slot_stride(format)} bytes")
     return slots
+
+
+def _is_sealed(fd: int) -> bool:
+    try:
+        return bool(fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
+    except OSError:  # no anonymous memory
+        return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -114,6 +115,14 @@ def test_a_descriptor_that_is_no_arena_is_refused() -> None:
         fd = os.memfd_create("x")
         os.ftruncate(fd, size)
         with pytest.raises(Malformed):
+            Arena.attach(fd, FORMAT)
+
+
+def test_an_arena_that_somebody_could_shrink_later_is_refused(arena: Arena, tmp_path: Path) -> None:
+    size = os.fstat(arena.fd).st_size
+    for fd in (os.memfd_create("x", os.MFD_ALLOW_SEALING), os.open(tmp_path / "x", os.O_RDWR | os.O_CREAT)):
+        os.sendfile(fd, arena.fd, 0, size)
+        with pytest.raises(Malformed, match="shrink"):
             Arena.attach(fd, FORMAT)
 
 
