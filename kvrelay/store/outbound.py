@@ -46,6 +46,8 @@ class Outbound:
     ) -> None:
         self.address = address
         self.is_over = False
+        self._problem = "the peer is being dialled"
+        """Why no path to it is known."""
         self._key = key
         self._keeper = keeper
         self._stall_s = stall_s
@@ -80,7 +82,9 @@ class Outbound:
     @property
     def reports(self) -> list[LinkReport]:
         """What is known of the paths to the peer."""
-        return [] if self._paths is None else self._paths.reports(self.address)
+        if self._paths is not None and not self.is_over:
+            return self._paths.reports(self.address)
+        return [LinkReport(peer=self.address, transport=each, problem=self._problem) for each in self._openers]
 
     async def run(self) -> None:
         """Dial and serve the pushes until the link breaks; then fail those that are left."""
@@ -91,7 +95,7 @@ class Outbound:
         except KvrelayError as error:
             problem = str(error)
         finally:
-            self.is_over = True
+            self.is_over, self._problem = True, problem
             for push in list(self._pushes.values()):
                 self._end(push, problem)
 

@@ -72,11 +72,13 @@ class Peers:
     @property
     def reports(self) -> list[LinkReport]:
         """What is known of the ways to all peers."""
-        return [report for link in self._links.values() if not link.is_over for report in link.reports]
+        return [report for link in self._links.values() for report in link.reports]
 
     def meet(self, addresses: Iterable[str]) -> None:
-        """Other stores of the cluster: have a link to each, and its paths tested, before the first push."""
-        for address in addresses:
+        """All other stores of the cluster: have a link to each, and its paths tested, before the first push."""
+        others = tuple(addresses)
+        self._links = {known: link for known, link in self._links.items() if not link.is_over or known in others}
+        for address in others:
             with contextlib.suppress(KvrelayError):  # not one that we may dial, or one too many
                 if address != self.advertised:
                     self._check(address)
