@@ -69,6 +69,7 @@ async def _dial(address: str | Path) -> socket.socket:
     target = str(address) if isinstance(address, Path) else split_address(address)
     try:
         await asyncio.get_running_loop().sock_connect(sock, target)
+        sock.getpeername()  # asyncio takes a unix socket with too many callers waiting for one that it has reached
     except OSError as error:
         sock.close()
         raise Lost(f"cannot connect to {address}: {error.strerror or error}") from error

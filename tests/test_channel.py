@@ -252,6 +252,16 @@ async def test_nobody_listening_is_lost(tmp_path: Path) -> None:
             await dial(target)
 
 
+async def test_a_listener_at_which_too_many_wait_already_is_lost_by_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "s.sock"
+    with socket.socket(socket.AF_UNIX) as stopped, socket.socket(socket.AF_UNIX) as first:
+        stopped.bind(str(path))
+        stopped.listen(0)
+        first.connect(str(path))
+        with pytest.raises(Lost, match=f"cannot connect to {path}"):
+            await connect(path, KEY, sender="me", purpose="client")
+
+
 async def test_a_peer_that_stops_reading_stalls_the_sender_until_the_limit() -> None:
     async def deaf(link: Channel) -> None:
         await asyncio.sleep(60)
