@@ -186,10 +186,13 @@ def _shared_memory(process: psutil.Process) -> set[Path]:
 
 
 async def _ended(pid: int) -> None:
-    """Return once the child ``pid`` ended. The kernel tells: a supervisor need not look at it day and night."""
+    """Return once the child ``pid`` ended. The kernel tells: a supervisor need not look at it day and night.
+
+    It returns at once where the kernel does not: out of descriptors, or in a container that forbids the call.
+    """
     try:
         descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:  # collected already
+    except OSError:
         return
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(descriptor, ended.set)

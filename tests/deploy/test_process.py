@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import sys
@@ -82,6 +83,20 @@ async def test_stopping_a_dead_child_still_takes_what_it_left() -> None:
     os.kill(child.pid, signal.SIGKILL)
     await child.wait()
     await child.stop(grace_s=1)
+    assert gone(grandchild)
+    assert not memory.exists()
+
+
+async def test_a_tree_is_taken_whole_even_when_there_is_no_descriptor_left_to_watch_it_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(pid: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    child, grandchild, memory = await start()
+    await child.stop(grace_s=10)
+    assert not child.running
     assert gone(grandchild)
     assert not memory.exists()
 
