@@ -25,6 +25,7 @@ CHAT = [{"role": "user", "content": "Hello"}]
 PARTS = [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]
 
 
+@pytest.mark.slow
 async def test_short_and_long_texts_get_the_same_ids_from_both_copies(model_folder: Path) -> None:
     from transformers import AutoTokenizer
 
