@@ -127,13 +127,6 @@ class Arena:
         start = self._data_offset + slot * self.stride + first * self.format.segment_bytes
         return self._view[start : start + layers * self.format.segment_bytes]
 
-    def run(self, slot: int, start: int, size: int) -> memoryview:
-        """``size`` bytes of a page, ``start`` bytes from its beginning. Raises ValueError when they are not its own."""
-        if not (0 <= slot < self.slots and 0 <= start <= start + size <= self.stride):
-            raise ValueError(f"{size} bytes at {start} are not in slot {slot}")
-        first = self._data_offset + slot * self.stride + start
-        return self._view[first : first + size]
-
     def pieces(self, offsets: Ints, sizes: Ints) -> list[memoryview]:
         """``sizes`` bytes each, ``offsets`` bytes behind the beginning of the first slot."""
         view, starts = self._view, offsets + self._data_offset
@@ -174,9 +167,10 @@ class Arena:
     def publish_segments(self, slots: Ints, generations: Ints, layers: Ints, checksums: Checksums) -> None:
         """Mark segments of any pages as in; ``checksums``: ``[segments, shards]``. Stale ones are left out."""
         current = self._generation[slots] == generations
-        slots, layers, sums = slots[current], layers[current], checksums[current]
-        self._checksum[slots[:, None], layers[:, None], self._first_heads(sums.shape[1])] = sums
-        self._ready[slots, layers] = generations[current, None]
+        if not current.all():
+            slots, generations, layers, checksums = (each[current] for each in (slots, generations, layers, checksums))
+        self._checksum[slots[:, None], layers[:, None], self._first_heads(checksums.shape[1])] = checksums
+        self._ready[slots, layers] = generations[:, None]
 
     def publish_many(
         self, slots: Ints, generations: Ints, layer: int, checksums: Checksums, shard: Shard = WHOLE
@@ -266,8 +260,8 @@ class Arena:
             SlotRef(slot, generation) for slot, generation in zip(slots, self._generation[slots].tolist(), strict=True)
         ]
 
-    def set_tokens(self, slot: int, tokens: int) -> None:
-        self._tokens[slot] = tokens
+    def set_tokens(self, slots: int | list[int], tokens: int | list[int]) -> None:
+        self._tokens[slots] = tokens
 
     def set_state(self, slot: int, state: SlotState) -> None:
         self._state[slot] = state

@@ -9,7 +9,7 @@ import numpy as np
 
 from kvrelay.protocol.peer import Segments, Written
 from kvrelay.store.arena import Arena, Ints
-from kvrelay.store.segments import Columns, run_starts
+from kvrelay.store.segments import Columns, begins_run
 from kvrelay.types import Codec, Transport
 
 
@@ -38,7 +38,7 @@ class Runs(NamedTuple):
 
 def runs_of(places: Places, segment_bytes: int) -> Runs:
     """Neighbours joined."""
-    at = run_starts(places.slots, places.layers, places.sizes, segment_bytes)
+    at = np.flatnonzero(begins_run(places.slots, places.layers, places.sizes, segment_bytes))
     return Runs(
         places.slots[at],
         places.layers[at] * segment_bytes,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 
 from kvrelay.protocol.client import NewPage
 from kvrelay.store.arena import SlotState
+from kvrelay.store.copies import Copies
 from kvrelay.store.counts import Counts
 from kvrelay.store.eviction import EvictionOrder
 from kvrelay.store.filling import Filling
@@ -31,10 +32,6 @@ class Catalog:
     def __init__(self, room: Room, counts: Counts, page_lease_s: float) -> None:
         self.room = room
         self.counts = counts
-        self.pages: dict[PageName, Page] = {}
-        """Filling and complete pages by name."""
-        self.spares: dict[PageName, list[Page]] = {}
-        """Second copies of a page in the making: freed when whole, unless the first one failed."""
         self.failed: dict[Page, None] = {}
         """Given-up pages whose slot somebody may still touch."""
         self.pinned = 0
@@ -47,10 +44,11 @@ class Catalog:
         self._filling: dict[Shelf, Filling] = {}
         self._page_lease_s = page_lease_s
         self._order = EvictionOrder()
+        self.copies = Copies(self._order)
         self._uses = 0
 
     def __repr__(self) -> str:
-        return f"<Catalog {len(self.pages)} pages, {self.pinned} pinned, {len(self.failed)} failed, {self.room!r}>"
+        return f"<Catalog {self.copies!r}, {self.pinned} pinned, {len(self.failed)} failed, {self.room!r}>"
 
     # ------------------------------------------------------------ writing
 
@@ -70,15 +68,30 @@ class Catalog:
         if shelf is None:
             self.counts.add("stale_refs")
             return None
-        page = self._begin(writer, shelf, new, parent, now)
+        shelf.arena.set_tokens(new.slot.slot, new.tokens)
+        page = Page(new.name, shelf, new.slot, new.tokens, writer, now, new.shards)
+        self._slots[shelf, new.slot.slot] = page
+        self.copies.add(page, parent)
+        writer.filling.add(page)
         self.filling(shelf).watch(page)
         return page
 
-    def receive(self, writer: Writer, shelf: Shelf, new: NewPage, parent: Page | None, now: float) -> Page:
-        """A slot that was taken starts to be filled by ``writer``, who tells when it is whole: see ``filled``."""
-        page = self._begin(writer, shelf, new, parent, now)
-        self.filling(shelf).expect(page)
-        return page
+    def receive(self, writer: Writer, shelf: Shelf, coming: list[NewPage], now: float) -> list[Page]:
+        """Slots that were taken start to be filled by ``writer``, who tells when they are whole: see ``filled``.
+
+        Nobody else has pages of these names. They are pinned.
+        """
+        shelf.arena.set_tokens([new.slot.slot for new in coming], [new.tokens for new in coming])
+        pages: list[Page] = []
+        for new in coming:
+            page = Page(new.name, shelf, new.slot, new.tokens, writer, now, new.shards)
+            self._slots[shelf, new.slot.slot] = page
+            self.copies.add(page, None if new.parent is None else self.copies.found.get(new.parent))
+            self.pin(page, now)
+            pages.append(page)
+        writer.filling.update(pages)
+        self.filling(shelf).expect(pages)
+        return pages
 
     def filled(self, shelf: Shelf, pages: list[Page], now: float) -> None:
         """Every layer of these pages, that their writer was to tell of, is in."""
@@ -116,10 +129,9 @@ class Catalog:
         page.shelf.arena.set_state(page.ref.slot, SlotState.FAILED)
         self.failed[page] = None
         self.counts.add("pages_failed")
-        is_first = self.pages.get(page.name) is page
-        self._forget(page)
+        is_first = self.copies.found.get(page.name) is page
+        self._replace(page)
         if is_first:
-            self._promote(page.name)
             self.on_failed(page)
 
     def in_slot(self, shelf: Shelf, ref: SlotRef) -> Page | None:
@@ -134,8 +146,7 @@ class Catalog:
         self.failed[page] = None
         self.counts.add("pages_damaged")
         self.on_gone(page)
-        self._forget(page)
-        self._promote(page.name)
+        self._replace(page)
 
     def fail_stalled(self, before: float) -> None:
         """Give up pages without a new layer since ``before``; their slots wait for their writers."""
@@ -167,11 +178,11 @@ class Catalog:
 
     def find(self, name: PageName) -> Page | None:
         """The page, complete or filling."""
-        return self.pages.get(name)
+        return self.copies.found.get(name)
 
     def has(self, name: PageName) -> bool:
         """Whether the page is complete here."""
-        page = self.pages.get(name)
+        page = self.copies.found.get(name)
         return page is not None and page.state is SlotState.COMPLETE
 
     def pin(self, page: Page, now: float) -> None:
@@ -189,25 +200,6 @@ class Catalog:
         self._order.offer(page)
 
     # ------------------------------------------------------------ inside
-
-    def _begin(self, writer: Writer, shelf: Shelf, new: NewPage, parent: Page | None, now: float) -> Page:
-        slot = new.slot.slot
-        shelf.arena.set_tokens(slot, new.tokens)
-        page = Page(new.name, shelf, new.slot, new.tokens, writer, now, new.shards)
-        self._slots[shelf, slot] = page
-        writer.filling.add(page)
-        if new.name in self.pages:
-            self.spares.setdefault(new.name, []).append(page)
-        else:
-            self._enter(page, parent)
-        return page
-
-    def _enter(self, page: Page, parent: Page | None) -> None:
-        self.pages[page.name] = page
-        # Only a page that is here already can become a parent, so that chains never close to a circle.
-        if parent is not None and self.pages.get(parent.name) is parent and parent is not page:
-            page.parent = parent
-            parent.children += 1
 
     def _finish(self, shelf: Shelf, whole: list[Page], now: float) -> None:
         """These pages of ``shelf`` came to their end, even if they had been given up."""
@@ -227,46 +219,32 @@ class Catalog:
         page.state = SlotState.COMPLETE
         self._uses += 1
         page.used, page.keep_until = self._uses, now + self._page_lease_s
-        if page.name not in self.pages:  # the copy that this one was spare to is gone already
-            self._forget(page)
-            self._enter(page, None)
-        if self.pages[page.name] is not page:
+        found = self.copies.found.get(page.name)
+        if found is None:  # the copy that this one was spare to is gone already
+            self.copies.promote(page)
+        elif found is not page:
             self._drop(page)
             return False
         self._order.offer(page)
         return True
 
+    def _replace(self, page: Page) -> None:
+        """Find ``page`` no more, but its oldest spare copy if there is one."""
+        self.copies.remove(page)
+        spare = self.copies.first_spare(page.name)
+        if spare is not None and page.name not in self.copies.found:
+            self.copies.promote(spare)
+
     def _drop(self, page: Page) -> None:
-        if self.pages.get(page.name) is page:
+        if self.copies.found.get(page.name) is page:
             self.on_gone(page)
-        self._forget(page)
+        self.copies.remove(page)
         page.state = SlotState.FREE
         self._free(page)
 
     def _free(self, page: Page) -> None:
         self._slots.pop((page.shelf, page.ref.slot), None)
         page.shelf.free(page.ref.slot)
-
-    def _forget(self, page: Page) -> None:
-        if self.pages.get(page.name) is page:
-            del self.pages[page.name]
-        spares = self.spares.get(page.name, [])
-        if page in spares:
-            spares.remove(page)
-        if not spares:
-            self.spares.pop(page.name, None)
-        parent, page.parent = page.parent, None
-        if parent is not None:
-            parent.children -= 1
-            self._order.offer(parent)
-
-    def _promote(self, name: PageName) -> None:
-        spares = self.spares.get(name)
-        if spares:
-            page = spares.pop(0)
-            if not spares:
-                del self.spares[name]
-            self._enter(page, None)
 
     def _evict(self, now: float) -> bool:
         if self.sweep(now):
@@ -284,7 +262,7 @@ class Catalog:
         """What is here now."""
         shelves = self.room.shelves.values()
         return {
-            "pages_used": len(self.pages),
+            "pages_used": len(self.copies.found),
             "pages_capacity": sum(shelf.arena.slots for shelf in shelves),
             "pages_filling": sum(len(filling) for filling in self._filling.values()),
             "pages_pinned": self.pinned,
@@ -297,8 +275,8 @@ class Catalog:
 
     def check_invariants(self, writers: Iterable[Writer]) -> None:
         """Raise AssertionError unless every slot is accounted for once and every unpinned whole page can go."""
-        spares = [page for pages in self.spares.values() for page in pages]
-        known = [*self.pages.values(), *spares, *self.failed]
+        spares = [page for pages in self.copies.spare.values() for page in pages]
+        known = [*self.copies.found.values(), *spares, *self.failed]
         granted = [(shelf, ref.slot) for writer in writers for ref, shelf in writer.granted.items()]
         for shelf in self.room.shelves.values():
             held = [page.ref.slot for page in known if page.shelf is shelf]

@@ -30,23 +30,23 @@ class Cohort:
 
     def __init__(self, arena: Arena, indices: Sequence[int], pages: Sequence[Page], lent: Sequence[SlotRef]) -> None:
         self.shards = pages[0].shards
-        self._layers = arena.format.layers
         self._indices = np.array(indices, np.int64)
         self._sizes = np.array([page.tokens for page in pages], np.int64) * arena.format.token_layer_bytes
         self._frontier = Frontier(arena)
         self._frontier.extend([page.ref for page in pages])
         self._sent = np.zeros(len(pages), np.int64)
+        self._left = len(pages) * arena.format.layers
         self._targets, self._generations = np.full((2, len(pages)), -1, np.int64)
         if lent:
             self._targets[:], self._generations[:] = zip(*((ref.slot, ref.generation) for ref in lent), strict=True)
 
     def __repr__(self) -> str:
-        return f"<Cohort of {len(self._sent)} pages, {np.count_nonzero(self._sent == self._layers)} sent>"
+        return f"<Cohort of {len(self._sent)} pages, {self._left} segments left>"
 
     @property
     def is_through(self) -> bool:
         """Nothing is left to be sent."""
-        return bool((self._sent == self._layers).all())
+        return self._left == 0
 
     def take(self, limit: int) -> Portion:
         """Up to ``limit`` segments that are in and were not sent. They count as sent from now on."""
@@ -57,6 +57,7 @@ class Cohort:
         layers = (np.arange(len(rows)) - firsts[rows] + self._sent[rows])[:limit]
         rows = rows[:limit]
         self._sent += np.bincount(rows, minlength=len(counts))
+        self._left -= len(rows)
         places = Places(
             self._frontier.slots[rows], layers, self._sizes[rows], self._targets[rows], self._generations[rows]
         )

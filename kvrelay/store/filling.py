@@ -45,9 +45,9 @@ class Filling:
         self._pages[page] = None
         self._fresh.append(page)
 
-    def expect(self, page: Page) -> None:
-        """Whoever receives it tells when it is whole."""
-        self._pages[page] = None
+    def expect(self, pages: Iterable[Page]) -> None:
+        """Whoever receives these tells when they are whole."""
+        self._pages.update(dict.fromkeys(pages))
 
     def discard(self, pages: Iterable[Page]) -> None:
         """Look at these no more."""

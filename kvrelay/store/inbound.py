@@ -36,6 +36,7 @@ from kvrelay.store.packing import unpack
 from kvrelay.store.paths.trial import MAX_PROBE_BYTES
 from kvrelay.store.reception import Reception, Visit
 from kvrelay.store.transfers import Way
+from kvrelay.store.underway import UnderWay
 from kvrelay.types import LOSSY, Codec, Transport
 
 MAX_INCOMING = 1024
@@ -61,8 +62,7 @@ class Inbound:
         self._stall_s = stall_s
         self._clock = clock
         self._incoming: dict[str, Incoming] = {}
-        self._landing: dict[int, tuple[Channel, asyncio.Event]] = {}
-        """Batches that are being received, by serial."""
+        self._under_way = UnderWay()
         self._writer = keeper.join(f"peer {link.peer}", clock())
         self._visit = Visit(self.serve_data)
         self._scratch = bytearray()
@@ -160,7 +160,7 @@ class Inbound:
 
     async def _receive(self, link: Channel, message: Segments) -> None:
         _check_size(message.payload_bytes, MAX_PAYLOAD_BYTES)
-        await self._supersede(message.serial)
+        await self._under_way.supersede(message.serial)
         incoming = self._incoming.get(message.transfer)
         if incoming is None:
             await link.recv_into(self._waste(message.payload_bytes), stall_s=self._stall_s)
@@ -175,18 +175,13 @@ class Inbound:
 
     async def _land(self, link: Channel, message: Segments, incoming: Incoming, landing: Landing) -> list[int]:
         """Receive and verify the payload; the pages that were damaged."""
-        over = asyncio.Event()
-        self._landing[message.serial] = (link, over)
         self._keeper.transfers.touch(incoming.transfer.id, self._clock())
         incoming.transfer.traffic.begin(Transport.TCP, self._clock())
-        try:
-            if message.codec is not Codec.RAW:
-                await self._unpack(link, message, incoming, landing)
-                return await self._verify(incoming, landing, None)
-            return await self._verify(incoming, landing, link)
-        finally:
-            del self._landing[message.serial]
-            over.set()
+        with self._under_way.receiving(message.serial, link):
+            if message.codec is Codec.RAW:
+                return await self._verify(incoming, landing, link)
+            await self._unpack(link, message, incoming, landing)
+            return await self._verify(incoming, landing, None)
 
     async def _verify(self, incoming: Incoming, landing: Landing, link: Channel | None) -> list[int]:
         """Verify a batch, piece by piece; each comes over ``link`` before, if there is one. The pages that are damaged.
@@ -197,7 +192,7 @@ class Inbound:
         for part in landing.pieces():
             if link is not None:
                 await link.recv_into(landing.views(part, self._waste), stall_s=self._stall_s)
-                self._count(incoming, int(landing.sizes[part].sum()), 0 if part.start else landing.runs)
+                self._count(incoming, landing.size_bytes(part), 0 if part.start else landing.runs)
             damaged += incoming.verify(landing, part, self._clock())
             await asyncio.sleep(0)
         return damaged
@@ -209,19 +204,12 @@ class Inbound:
         """
         payload = memoryview(bytearray(message.payload_bytes))
         await link.recv_into([payload], stall_s=self._stall_s)
-        raw_bytes = int(landing.sizes.sum())
+        raw_bytes = int(landing.ends[-1])
         raw = await asyncio.to_thread(unpack, message.codec, payload, message.wire_checksum, raw_bytes, incoming.format)
         if raw is not None:
             self._count(incoming, len(payload), landing.runs)
             landing.fill(raw.data, are_rounded=message.codec in LOSSY)
             self._keeper.counts.add("codec_bytes_saved", raw_bytes - len(payload))
-
-    async def _supersede(self, serial: int) -> None:
-        """The sender begins a batch again: what of it is still coming over a link that it gave up ends first."""
-        while (landing := self._landing.get(serial)) is not None:
-            link, over = landing
-            link.close()
-            await over.wait()
 
     async def _written(self, message: Written) -> None:
         _check_size(message.payload_bytes, MAX_PAYLOAD_BYTES)

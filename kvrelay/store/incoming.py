@@ -18,7 +18,7 @@ from kvrelay.store.keeper import Keeper
 from kvrelay.store.landing import Landing
 from kvrelay.store.packing import MAX_PACKED_BYTES
 from kvrelay.store.page import FOREVER, Page, Writer
-from kvrelay.store.segments import Columns, read_manifest
+from kvrelay.store.segments import Columns, has_twins, read_manifest, tally
 from kvrelay.store.shelf import Shelf
 from kvrelay.store.transfers import Transfer
 from kvrelay.store.wanted import Wanted
@@ -26,6 +26,8 @@ from kvrelay.types import Codec, PageFormat, PageName, SlotRef
 
 KEEP_S = 1.0
 """While batches come, the pages that wait are noted as alive so often: with each batch it would be work for nothing."""
+
+_NOBODY: Ints = np.empty(0, np.int64)
 
 
 class Incoming:
@@ -90,14 +92,11 @@ class Incoming:
             return [], []
         refs = catalog.take(self._shelf, len(lacking), now)
         wanted, refused = lacking[: len(refs)], lacking[len(refs) :]
-        pages: list[Page] = []
-        for index, ref in zip(wanted, refs, strict=True):
-            parent = catalog.find(names[index - 1]) if index else None
-            new = NewPage(names[index], ref, tokens[index], shards=shards)
-            page = self._keeper.receive(self._writer, self._shelf, new, parent, now)
-            catalog.pin(page, now)
-            pages.append(page)
-        self._wanted.add(wanted, pages)
+        coming = [
+            NewPage(names[index], ref, tokens[index], names[index - 1] if index else None, shards)
+            for index, ref in zip(wanted, refs, strict=True)
+        ]
+        self._wanted.add(wanted, self._keeper.receive(self._writer, self._shelf, coming, now))
         if refused:
             self._keeper.transfers.give_up(self.transfer, self.names(refused), now)
         return wanted, refs
@@ -110,15 +109,12 @@ class Incoming:
         sizes = self._tokens(columns.pages) * self.format.token_layer_bytes
         self._check(message, int(sizes.sum()), columns)
         rows = self._wanted.rows(columns.pages)
-        known = np.flatnonzero(rows >= 0)
-        if (self._wanted.shards[rows[known]] != columns.shards).any():
+        if ((self._wanted.shards[rows] != columns.shards) & (rows > 0)).any():
             raise Malformed(f"segments of {message.transfer} do not have a checksum for each shard of their pages")
-        slots, generations = np.full((2, len(rows)), -1, np.int64)
-        slots[known], generations[known] = self._wanted.slots[rows[known]], self._wanted.generations[rows[known]]
-        known = known[~self._shelf.arena.lost(slots[known], generations[known])]
-        taken = np.zeros(len(rows), np.bool_)
-        taken[known] = self._wanted.take(rows[known], columns.layers[known])
-        held = np.unique(rows[taken])
+        slots, generations = self._wanted.slots[rows], self._wanted.generations[rows]
+        rows[self._shelf.arena.lost(slots, generations)] = 0  # they were given up here meanwhile
+        taken = self._wanted.take(rows, columns.layers)
+        held, _ = tally(rows[taken])
         self._wanted.hold(held)
         return Landing(self._shelf.arena, columns, rows, slots, generations, sizes, taken, held)
 
@@ -126,7 +122,7 @@ class Incoming:
         """Before anything is made for it: what it claims is bounded by a payload, or by what codecs may unpack."""
         if columns.layers.max() >= self.format.layers:
             raise Malformed(f"segments of {message.transfer} are of a layer that its pages have not")
-        if len(np.unique(columns.pages * self.format.layers + columns.layers)) != len(columns.pages):
+        if has_twins(columns.pages * self.format.layers + columns.layers):
             raise Malformed(f"segments of {message.transfer} come twice in one message")
         codec = message.codec if isinstance(message, Segments) else Codec.RAW
         if codec not in (Codec.RAW, self.codec):
@@ -140,31 +136,34 @@ class Incoming:
         """A piece is in: publish the segments that hold what their sender says. The pages of the others, given up."""
         arena, columns = self._shelf.arena, landing.columns
         landing.verified = part.stop
-        at = np.arange(part.start, part.stop)[landing.taken[part]]
-        given_up = arena.lost(landing.slots[at], landing.generations[at]) | ~self._wanted.is_open[landing.rows[at]]
-        at = at[~given_up]
-        is_sound = (landing.digests(at) == columns.checksums[at]).all(axis=1)
-        sound, damaged = at[is_sound], np.unique(landing.rows[at[~is_sound]])
-        arena.publish_segments(
-            landing.slots[sound], landing.generations[sound], columns.layers[sound], columns.checksums[sound]
-        )
-        self._moved(self._wanted.verified(landing.rows[sound]), now)
-        self._keeper.counts.add("checksum_failures", len(damaged))
-        self._give_up(damaged, FOREVER if self.lends else now)
+        at = landing.taken_in(part)
+        is_open = self._wanted.is_open[landing.rows[at]]
+        if not is_open.all():  # the others were given up meanwhile
+            at = landing.positions(at)[is_open]
+        is_sound, damaged = landing.are_sound(at), _NOBODY
+        if not is_sound.all():
+            at, damaged = landing.positions(at)[is_sound], landing.positions(at)[~is_sound]
+        arena.publish_segments(landing.slots[at], landing.generations[at], columns.layers[at], columns.checksums[at])
+        self._moved(self._wanted.verified(landing.rows[at]), now)
+        self._damaged(landing.rows[damaged], now)
         self._keep_waiting(now)
-        given: list[int] = np.unique(columns.pages[at[~is_sound]]).tolist()
-        return given
+        pages: list[int] = columns.pages[damaged].tolist()
+        return pages
+
+    def _damaged(self, rows: Ints, now: float) -> None:
+        rows, _ = tally(rows)
+        self._keeper.counts.add("checksum_failures", len(rows))
+        self._give_up(rows, FOREVER if self.lends else now)
 
     def _moved(self, rows: Ints, now: float) -> None:
         """Layers of these pages were verified: let go of those of which nothing more is to come."""
         counts = self._wanted.layers_in(rows)
-        for row, count in zip(rows.tolist(), counts.tolist(), strict=True):
-            page = self._wanted.pages[row]
-            page.layers_in, page.moved_at = count, now
+        for page, count in zip(self._wanted.of(rows), counts.tolist(), strict=True):
+            page.layers_in = count
         whole = rows[counts == self.format.layers]
         self.transfer.traffic.pages += len(whole)
         self._keeper.counts.add("pages_received", len(whole))
-        self._keeper.received(self._shelf, [self._wanted.pages[row] for row in whole.tolist()], now)
+        self._keeper.received(self._shelf, self._wanted.of(whole), now)
         self._unpin(self._wanted.let_go(whole))
 
     def landed(self, landing: Landing) -> None:
@@ -178,8 +177,7 @@ class Incoming:
         """The pages whose turn has not come are not stalled: a slow link takes long for those before them."""
         if now - self._kept_at >= KEEP_S:
             self._kept_at = now
-            pages = [self._wanted.pages[row] for row in self._wanted.open_rows.tolist()]
-            self._keeper.catalog.filling(self._shelf).keep(pages, now)
+            self._keeper.catalog.filling(self._shelf).keep(self._wanted.of(self._wanted.open_rows), now)
 
     def _unpin(self, pages: list[Page]) -> None:
         for page in pages:
@@ -188,8 +186,7 @@ class Incoming:
     # ------------------------------------------------------------ ends
 
     def _give_up(self, rows: Ints, free_at: float) -> None:
-        for row in rows.tolist():
-            page = self._wanted.pages[row]
+        for page in self._wanted.of(rows):
             self._keeper.catalog.fail(page, free_at)
             if free_at == FOREVER:
                 self._lent.append(page)

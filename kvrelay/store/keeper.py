@@ -113,11 +113,12 @@ class Keeper:
             self.pushes.page_here(page, now)
         return page
 
-    def receive(self, writer: Writer, shelf: Shelf, new: NewPage, parent: Page | None, now: float) -> Page:
-        """``begin`` for a page that comes from another store, with a slot that was taken for it."""
-        page = self.catalog.receive(writer, shelf, new, parent, now)
-        self.pushes.page_here(page, now)
-        return page
+    def receive(self, writer: Writer, shelf: Shelf, coming: list[NewPage], now: float) -> list[Page]:
+        """``begin`` for pages that come from another store, with slots that were taken for them. They are pinned."""
+        pages = self.catalog.receive(writer, shelf, coming, now)
+        for page in pages:
+            self.pushes.page_here(page, now)
+        return pages
 
     def received(self, shelf: Shelf, whole: list[Page], now: float) -> None:
         """Layers came in from another store; these pages are whole now."""

@@ -19,7 +19,7 @@ from kvrelay.store.cohort import Cohort, Portion
 from kvrelay.store.page import Page
 from kvrelay.store.passage import Passage
 from kvrelay.store.room import MAX_SLOTS
-from kvrelay.store.segments import Columns
+from kvrelay.store.segments import Columns, tally
 from kvrelay.store.shelf import Shelf
 from kvrelay.store.transfers import Transfer
 from kvrelay.types import Codec, PageFormat, PageName
@@ -45,7 +45,7 @@ class Push:
         self._catalog = catalog
         self._absent = {name: index for index, name in enumerate(transfer.names)}
         self._pages: dict[int, Page] = {}
-        self._fresh: list[int] = []
+        self._fresh: deque[int] = deque()
         self._offers: deque[list[int]] = deque()
         self._cohorts: list[Cohort] = []
         """Of pages that the peer asked for: those of which something is to be sent yet."""
@@ -116,10 +116,9 @@ class Push:
         """Pages to ask the peer about, all of equally many shards; call again for the others."""
         if not self._fresh:
             return None
-        shards = self._pages[self._fresh[0]].shards
-        offer = [index for index in self._fresh if self._pages[index].shards == shards][:OFFER_PAGES]
-        offered = set(offer)
-        self._fresh = [index for index in self._fresh if index not in offered]
+        shards, offer = self._pages[self._fresh[0]].shards, list[int]()
+        while self._fresh and len(offer) < OFFER_PAGES and self._pages[self._fresh[0]].shards == shards:
+            offer.append(self._fresh.popleft())
         self._offers.append(offer)
         self.waits_since = now if self.waits_since is None else self.waits_since
         return PushPages(transfer=self.transfer.id, indices=offer, shards=shards)
@@ -164,21 +163,20 @@ class Push:
     def _take(self, limit: int) -> tuple[int, list[Portion]]:
         """Up to ``limit`` segments, from the oldest cohorts on, and how many shards each has."""
         portions: list[Portion] = []
-        shards = left = 0
+        shards = 0
         for cohort in self._cohorts:
-            if portions and (cohort.shards != shards or left <= 0):
-                continue
-            portion = cohort.take(left or limit)
-            if len(portion.pages):
-                left, shards = (left or limit) - len(portion.pages), cohort.shards
-                portions.append(portion)
+            if limit > 0 and (not portions or cohort.shards == shards):
+                portion = cohort.take(limit)
+                if len(portion.pages):
+                    limit, shards = limit - len(portion.pages), cohort.shards
+                    portions.append(portion)
         self._cohorts = [cohort for cohort in self._cohorts if not cohort.is_through]
         return shards, portions
 
     def settle(self, batch: Batch) -> None:
         """The peer has taken ``batch``: let go of the pages that are done."""
         self.passage.take(batch.message.payload_bytes)
-        carried, counts = np.unique(batch.columns.pages, return_counts=True)
+        carried, counts = tally(batch.columns.pages)
         self._left[carried] -= counts
         for index in carried[self._left[carried] == 0].tolist():
             page = self._pages.pop(index, None)
@@ -210,5 +208,6 @@ class Push:
         """Let go of everything."""
         for page in self._pages.values():
             self._catalog.unpin(page)
-        self._pages, self._absent, self._fresh, self._cohorts = {}, {}, [], []
+        self._pages, self._absent, self._cohorts = {}, {}, []
+        self._fresh.clear()
         self._offers.clear()

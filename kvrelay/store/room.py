@@ -73,14 +73,11 @@ class Room:
 
     def begin_warming(self, shelf: Shelf) -> list[int]:
         """Free slots that are to be given their memory ahead of need, a few at a time; none when enough have it."""
+        stride = shelf.arena.stride
         wanted = min(WARM_BYTES, self.budget_bytes // 4) - shelf.warm_bytes
-        slots: list[int] = []
-        while (len(slots) + 1) * shelf.arena.stride <= min(wanted, max(WARM_STEP_BYTES, shelf.arena.stride)):
-            slot = shelf.begin_warming() if self._has_room_for(shelf) else None
-            if slot is None:
-                break
-            slots.append(slot)
-        return slots
+        return shelf.begin_warming(
+            min(wanted, max(WARM_STEP_BYTES, stride), self.budget_bytes - self.resident_bytes) // stride
+        )
 
     def _has_room_for(self, shelf: Shelf) -> bool:
         return self.resident_bytes + shelf.arena.stride <= self.budget_bytes

@@ -11,7 +11,7 @@ import numpy as np
 
 from kvrelay.errors import Malformed
 from kvrelay.protocol.peer import Manifest
-from kvrelay.store.arena import Checksums, Ints
+from kvrelay.store.arena import Bools, Checksums, Ints
 
 
 class Columns(NamedTuple):
@@ -41,12 +41,27 @@ def read_manifest(manifest: Manifest) -> Columns:
     return Columns(np.array(manifest.pages, np.int64), np.array(manifest.layers, np.int64), sums)
 
 
-def run_starts(slots: Ints, layers: Ints, sizes: Ints, segment_bytes: int) -> Ints:
-    """The segments with which a run without gaps begins; a run does not leave its slot.
+def begins_run(slots: Ints, layers: Ints, sizes: Ints, segment_bytes: int) -> Bools:
+    """With which segments a run without gaps begins; a run does not leave its slot.
 
     ``segment_bytes``: from one layer to the next; of a partial page, whose segments are shorter, each is a run.
     """
-    if not len(slots):
-        return slots
-    follows = (slots[1:] == slots[:-1]) & (layers[1:] == layers[:-1] + 1) & (sizes[:-1] == segment_bytes)
-    return np.flatnonzero(np.concatenate(([True], ~follows)))
+    begins = np.ones(len(slots), np.bool_)
+    np.logical_or(slots[1:] != slots[:-1], layers[1:] != layers[:-1] + 1, out=begins[1:])
+    begins[1:] |= sizes[:-1] != segment_bytes
+    return begins
+
+
+def has_twins(keys: Ints) -> bool:
+    """Whether two are alike; most often they ascend."""
+    return bool((keys[1:] <= keys[:-1]).any()) and len(np.unique(keys)) != len(keys)
+
+
+def tally(rows: Ints) -> tuple[Ints, Ints]:
+    """Each of ``rows`` once, and how often it is there. Of rows near one another, as those of a batch are."""
+    if not len(rows):
+        return rows, rows
+    first = rows.min()
+    counts = np.bincount(rows - first)
+    distinct = np.flatnonzero(counts)
+    return distinct + first, counts[distinct]

@@ -65,11 +65,13 @@ class Shelf:
         self._untouched += 1
         return self._untouched - 1
 
-    def begin_warming(self) -> int | None:
-        """A free slot that is about to be given its memory ahead of need; ``end_warming`` brings it back."""
-        slot = self._next_cold()
-        self._warming += slot is not None
-        return slot
+    def begin_warming(self, count: int) -> list[int]:
+        """Up to ``count`` free slots to be given their memory ahead of need; ``end_warming`` brings them back."""
+        slots: list[int] = []
+        while len(slots) < count and (slot := self._next_cold()) is not None:
+            slots.append(slot)
+        self._warming += len(slots)
+        return slots
 
     def end_warming(self, slots: list[int]) -> None:
         self._warming -= len(slots)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from kvrelay.store.arena import Bools, Ints
 from kvrelay.store.page import Page
+from kvrelay.store.segments import tally
 
 _FIRST_ROWS = 64
 
@@ -23,23 +24,25 @@ class Wanted:
     """Rows of pages. Each is held (pinned by its owner) until it is let go and no batch is coming into its slot."""
 
     def __init__(self, names: int, layers: int) -> None:
-        self.pages: list[Page] = []
-        self._row_of: Ints = np.full(names, -1, np.int64)
+        self.pages: list[Page | None] = [None]
+        """Row 0 stands for all pages that were not asked for: of those nothing is to come."""
+        self._row_of: Ints = np.zeros(names, np.int64)
         """By position among the names of the transfer."""
-        self.slots, self.generations, self.shards, self._unverified, self._landing = np.zeros((5, 0), np.int64)
-        self.is_open: Bools = np.zeros(0, np.bool_)
+        self.slots, self.shards, self._unverified, self._landing = np.zeros((4, 1), np.int64)
+        self.generations: Ints = np.full(1, -1, np.int64)
+        self.is_open: Bools = np.zeros(1, np.bool_)
         """Not let go yet."""
-        self._to_come: Bools = np.zeros((0, layers), np.bool_)
+        self._to_come: Bools = np.zeros((1, layers), np.bool_)
 
     def __repr__(self) -> str:
-        return f"<Wanted {len(self)} of {len(self.pages)} pages>"
+        return f"<Wanted {len(self)} of {len(self.pages) - 1} pages>"
 
     def __len__(self) -> int:
         return int(np.count_nonzero(self.is_open))
 
     def __contains__(self, index: int) -> bool:
         """Whether the page was asked for, be it that it came or not."""
-        return bool(self._row_of[index] >= 0)
+        return bool(self._row_of[index])
 
     def add(self, indices: list[int], pages: list[Page]) -> None:
         """These were asked for; none of them before."""
@@ -64,7 +67,7 @@ class Wanted:
         self.is_open, self._to_come = _longer(self.is_open, more), _longer(self._to_come, more)
 
     def rows(self, indices: Ints) -> Ints:
-        """Rows of pages by their position among the names; -1 where one was not asked for."""
+        """Rows of pages by their position among the names; 0 where one was not asked for."""
         found: Ints = self._row_of[indices]
         return found
 
@@ -76,13 +79,13 @@ class Wanted:
 
     def take(self, rows: Ints, layers: Ints) -> Bools:
         """Which of these segments, each named once, are to come. They come now."""
-        taken: Bools = self.is_open[rows] & self._to_come[rows, layers]
-        self._to_come[rows[taken], layers[taken]] = False
+        taken: Bools = self._to_come[rows, layers]
+        self._to_come[rows, layers] = False
         return taken
 
     def put_back(self, rows: Ints, layers: Ints) -> None:
         """What came now did not come through."""
-        self._to_come[rows, layers] = True
+        self._to_come[rows, layers] = self.is_open[rows]
 
     def hold(self, rows: Ints) -> None:
         """A batch is coming into the slots of these, each named once."""
@@ -95,7 +98,7 @@ class Wanted:
 
     def verified(self, rows: Ints) -> Ints:
         """A segment of each of ``rows`` was verified; the rows of pages that moved, each once."""
-        moved, counts = np.unique(rows, return_counts=True)
+        moved, counts = tally(rows)
         self._unverified[moved] -= counts
         return moved
 
@@ -106,11 +109,15 @@ class Wanted:
 
     def let_go(self, rows: Ints) -> list[Page]:
         """Nothing more is expected of these, still open; the pages that nothing holds any more."""
-        self.is_open[rows] = False
+        self.is_open[rows] = self._to_come[rows] = False
         return self._free(rows)
 
     def _free(self, rows: Ints) -> list[Page]:
-        return [self.pages[row] for row in rows[self._landing[rows] == 0].tolist()]
+        return self.of(rows[self._landing[rows] == 0])
+
+    def of(self, rows: Ints) -> list[Page]:
+        """The pages in ``rows``."""
+        return [page for row in rows.tolist() if (page := self.pages[row]) is not None]
 
 
 def _longer(column: npt.NDArray[S], more: int) -> npt.NDArray[S]:

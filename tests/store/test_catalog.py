@@ -61,7 +61,7 @@ class Store:
         return [self.catalog.has(name(number)) for number in numbers]
 
     def check(self) -> None:
-        whole = {page.name for page in self.catalog.pages.values() if page.state is SlotState.COMPLETE}
+        whole = {page.name for page in self.catalog.copies.found.values() if page.state is SlotState.COMPLETE}
         assert self.told == whole, "others were told of pages that are not here, or not of some that are"
         self.catalog.check_invariants(self.writers)
 
@@ -252,7 +252,7 @@ def test_a_format_that_cannot_fit_is_refused() -> None:
 
 def _random_step(store: Store, pinned: list[Page], dice: random.Random) -> None:
     choice = dice.random()
-    live = list(store.catalog.pages.values())
+    live = list(store.catalog.copies.found.values())
     if choice < 0.5:
         parent = dice.choice(live) if live else None
         store.begin(dice.randrange(40), parent, tokens=dice.choice([32, 32, 3]))

@@ -13,6 +13,7 @@ from kvrelay.protocol.peer import Segments
 from kvrelay.store.arena import SlotState, checksums
 from kvrelay.store.incoming import KEEP_S, Incoming
 from kvrelay.store.keeper import FILL_STALL_S, Keeper
+from kvrelay.store.landing import Landing
 from kvrelay.store.transfers import Way
 from kvrelay.types import Codec
 from tests.store.conftest import FORMAT, STRIDE, manifest, page_name, payload
@@ -34,8 +35,8 @@ class Receiver:
         assert transfer is not None
         self.incoming = Incoming(transfer, shelf, names, pages * 8, self.keeper, self.writer, lends=False, codec=codec)
 
-    def receive(self, *parts: tuple[int, int], damaged: Sequence[tuple[int, int]] = (), now: float = 0.0) -> list[int]:
-        """A batch of (page, layer) comes in, some of it damaged; the pages that are given up for it."""
+    def land(self, *parts: tuple[int, int], damaged: Sequence[tuple[int, int]] = ()) -> Landing:
+        """The bytes of a batch of (page, layer) are in, some of them damaged, and not verified yet."""
         segments = [memoryview(payload(page))[layer * SEGMENT :][:SEGMENT] for page, layer in parts]
         items = [(page, layer, checksums(part, SEGMENT)) for (page, layer), part in zip(parts, segments, strict=True)]
         message = Segments(transfer="t", manifest=manifest(*items), payload_bytes=SEGMENT * len(parts))
@@ -44,6 +45,11 @@ class Receiver:
         for part in damaged:
             data[parts.index(part) * SEGMENT] ^= 1
         landing.fill(memoryview(data), are_rounded=False)
+        return landing
+
+    def receive(self, *parts: tuple[int, int], damaged: Sequence[tuple[int, int]] = (), now: float = 0.0) -> list[int]:
+        """A batch comes in; the pages that are given up for it."""
+        landing = self.land(*parts, damaged=damaged)
         given_up = [page for piece in landing.pieces() for page in self.incoming.verify(landing, piece, now)]
         self.incoming.landed(landing)
         return given_up
@@ -88,6 +94,41 @@ def test_a_page_is_given_up_for_one_bad_part_beside_a_good_one_in_the_same_messa
     assert receiver.receive((0, 0), (1, 0), (0, 1), damaged=[(0, 1)]) == [0]
     assert receiver.states(0, 1) == [None, SlotState.FILLING]
     receiver.end(0.0)
+
+
+def test_what_was_verified_of_a_batch_that_breaks_off_stays_and_the_rest_comes_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kvrelay.store.landing.PIECE_BYTES", 2 * SEGMENT)
+    receiver = Receiver(2)
+    receiver.incoming.want([0, 1], 1, 0.0)
+    everything = [(page, layer) for page in (0, 1) for layer in LAYERS]
+    landing = receiver.land(*everything)
+    first = next(landing.pieces())
+    assert receiver.incoming.verify(landing, first, 0.0) == []
+    receiver.incoming.landed(landing)
+    again = receiver.land(*everything, damaged=everything[first])
+    assert again.taken.tolist() == [False, False, True, True, True, True]
+    assert [receiver.incoming.verify(again, piece, 0.0) for piece in again.pieces()] == [[], [], []]
+    receiver.incoming.landed(again)
+    assert receiver.states(0, 1) == [SlotState.COMPLETE, SlotState.COMPLETE]
+    receiver.end(0.0)
+
+
+def test_a_page_that_is_given_up_between_two_pieces_of_a_batch_is_not_published(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kvrelay.store.landing.PIECE_BYTES", SEGMENT)
+    receiver = Receiver(1)
+    receiver.incoming.want([0], 1, 0.0)
+    landing = receiver.land(*[(0, layer) for layer in LAYERS], damaged=[(0, 0)])
+    pieces = list(landing.pieces())
+    assert receiver.incoming.verify(landing, pieces[0], 0.0) == [0]
+    assert [receiver.incoming.verify(landing, piece, 0.0) for piece in pieces[1:]] == [[], []]
+    assert receiver.keeper.catalog.sweep(1.0) == 0, "bytes may still come into its slot"
+    receiver.incoming.landed(landing)
+    assert receiver.keeper.catalog.sweep(1.0) == 1
+    receiver.end(1.0)
 
 
 CLAIMS: dict[str, Segments] = {

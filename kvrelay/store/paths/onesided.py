@@ -55,7 +55,7 @@ class OneSided:
         return batch.has_lent_slots
 
     async def probe(self, pattern: memoryview) -> bool:
-        self._source.run(0, 0, len(pattern))[:] = pattern
+        self._source.span(0, 0, 1)[: len(pattern)] = pattern
         there = self._probes.address + self._probes.slot * self._source.stride
         nothing, size = np.zeros(1, np.int64), np.array([len(pattern)])
         await self._write(_runs(self._source.address, nothing, size), _runs(there, nothing, size))

@@ -54,7 +54,7 @@ class SharedMemory:
             arena, found = await self._map(None)
             self._probes = (arena, found.slot)
         arena, slot = self._probes
-        arena.run(slot, 0, len(pattern))[:] = pattern
+        arena.span(slot, 0, 1)[: len(pattern)] = pattern
         (checksum,) = checksums(pattern, len(pattern))
         probed = await self._line.ask(
             lambda serial: Probe(serial=serial, size_bytes=len(pattern), checksum=checksum, written=True), Probed

@@ -1,0 +1,58 @@
+"""Pages by name: the copy that readers find, and spare ones in the making. It never touches a slot.
+
+Two writers may fill the same page at the same time; the second copy is of use when the first one fails.
+"""
+
+from __future__ import annotations
+
+from kvrelay.store.eviction import EvictionOrder
+from kvrelay.store.page import Page
+from kvrelay.types import PageName
+
+
+class Copies:
+    """All pages that are filling or complete."""
+
+    def __init__(self, order: EvictionOrder) -> None:
+        self.found: dict[PageName, Page] = {}
+        self.spare: dict[PageName, list[Page]] = {}
+        """Freed when whole, unless the one that is found has failed by then."""
+        self._order = order
+
+    def __repr__(self) -> str:
+        return f"<Copies {len(self.found)} pages, {sum(map(len, self.spare.values()))} spares>"
+
+    def add(self, page: Page, parent: Page | None) -> None:
+        """A page begins; ``parent``: the one before it in its chain, if it is known."""
+        if page.name in self.found:
+            self.spare.setdefault(page.name, []).append(page)
+            return
+        self.found[page.name] = page
+        # Only a page that is here already can become a parent, so that chains never close to a circle.
+        if parent is not None and self.found.get(parent.name) is parent and parent is not page:
+            page.parent = parent
+            parent.children += 1
+
+    def remove(self, page: Page) -> None:
+        """It is of no use, or no more."""
+        if self.found.get(page.name) is page:
+            del self.found[page.name]
+        spares = self.spare.get(page.name, [])
+        if page in spares:
+            spares.remove(page)
+        if not spares:
+            self.spare.pop(page.name, None)
+        parent, page.parent = page.parent, None
+        if parent is not None:
+            parent.children -= 1
+            self._order.offer(parent)
+
+    def promote(self, page: Page) -> None:
+        """A spare copy is the one that is found from now on; there is no other."""
+        self.remove(page)
+        self.add(page, None)
+
+    def first_spare(self, name: PageName) -> Page | None:
+        """The oldest spare copy."""
+        spares = self.spare.get(name)
+        return spares[0] if spares else None
