@@ -46,9 +46,12 @@ class PageLog:
     def store(self, names: Iterable[PageName], medium: Medium) -> None:
         """These pages are there now."""
         held, fresh = self._held[medium], self._fresh[medium]
-        for name in names:
-            if name not in held:
-                held.add(name)
+        new = [name for name in names if name not in held]
+        held.update(new)
+        if fresh.keys().isdisjoint(new):
+            fresh.update(dict.fromkeys(new, True))
+        else:
+            for name in new:
                 _note(fresh, name, there=True)
         self._tell()
 

@@ -5,6 +5,7 @@ It must never hand out a slot that somebody may still read under a pin or write 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 
 from kvrelay.protocol.client import NewPage
@@ -39,7 +40,7 @@ class Catalog:
         self.on_failed: Callable[[Page], None] = lambda page: None
         self.on_gone: Callable[[Page], None] = lambda page: None
         """A page that was complete is found no more."""
-        self._slots: dict[tuple[Shelf, int], Page] = {}
+        self._slots: defaultdict[Shelf, dict[int, Page]] = defaultdict(dict)
         """Every announced page by its slot, until that is free."""
         self._filling: dict[Shelf, Filling] = {}
         self._page_lease_s = page_lease_s
@@ -70,7 +71,7 @@ class Catalog:
             return None
         shelf.arena.set_tokens(new.slot.slot, new.tokens)
         page = Page(new.name, shelf, new.slot, new.tokens, writer, now, new.shards)
-        self._slots[shelf, new.slot.slot] = page
+        self._slots[shelf][new.slot.slot] = page
         self.copies.add(page, parent)
         writer.filling.add(page)
         self.filling(shelf).watch(page)
@@ -85,7 +86,7 @@ class Catalog:
         pages: list[Page] = []
         for new in coming:
             page = Page(new.name, shelf, new.slot, new.tokens, writer, now, new.shards)
-            self._slots[shelf, new.slot.slot] = page
+            self._slots[shelf][new.slot.slot] = page
             self.copies.add(page, None if new.parent is None else self.copies.found.get(new.parent))
             self.pin(page, now)
             pages.append(page)
@@ -136,7 +137,7 @@ class Catalog:
 
     def in_slot(self, shelf: Shelf, ref: SlotRef) -> Page | None:
         """The page that ``ref`` means, if it still means one."""
-        page = self._slots.get((shelf, ref.slot))
+        page = self._slots[shelf].get(ref.slot)
         return page if page is not None and page.ref == ref else None
 
     def condemn(self, page: Page, now: float) -> None:
@@ -243,7 +244,7 @@ class Catalog:
         self._free(page)
 
     def _free(self, page: Page) -> None:
-        self._slots.pop((page.shelf, page.ref.slot), None)
+        self._slots[page.shelf].pop(page.ref.slot, None)
         page.shelf.free(page.ref.slot)
 
     def _evict(self, now: float) -> bool:
@@ -286,7 +287,8 @@ class Catalog:
             assert len(shelf.free_slots) + len(held) == shelf.arena.slots, "a slot is lost"
         assert self.room.resident_bytes <= self.room.budget_bytes, "over the budget"
         announced = {(page.shelf, page.ref.slot): page for page in known if page.name}
-        assert self._slots == announced, "a page is not found in its slot"
+        in_slots = {(shelf, slot): page for shelf, pages in self._slots.items() for slot, page in pages.items()}
+        assert in_slots == announced, "a page is not found in its slot"
         assert self.pinned == sum(page.pins > 0 for page in known), "pins miscounted"
         for page in known:
             self._check(page, known)

@@ -6,6 +6,7 @@ Nothing here waits on the disk or computes for long: one event loop serves every
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import secrets
 import socket
@@ -208,7 +209,10 @@ async def run_store(
     with _bind_local(socket_path) as local, _bind_remote(config.store.peer_host, config.store.peer_port) as remote:
         host, port = remote.getsockname()
         daemon = StoreDaemon(config, name, key, routers, config.store.advertise or f"{host}:{port}")
+        gc.collect()
+        gc.freeze()  # modules live as long as the process: to look through them holds up the store for 20 ms
         try:
             await daemon.run(local, remote, ready or (lambda info: None))
         finally:
+            gc.unfreeze()
             socket_path.unlink(missing_ok=True)

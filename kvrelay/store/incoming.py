@@ -85,11 +85,12 @@ class Incoming:
 
     def want(self, offered: list[int], shards: int, now: float) -> tuple[list[int], list[SlotRef]]:
         """Make room for the pages that are lacking here; which of them should be sent, and their slots."""
-        catalog, names = self._keeper.catalog, self._names
-        tokens = dict(zip(offered, self._tokens(np.array(offered, np.int64)).tolist(), strict=True))
-        lacking = [index for index in offered if index not in self._wanted and catalog.find(names[index]) is None]
+        catalog, names, positions = self._keeper.catalog, self._names, np.array(offered, np.int64)
+        tokens = dict(zip(offered, self._tokens(positions).tolist(), strict=True))
         if not self.transfer.is_open:
             return [], []
+        unasked = positions[self._wanted.rows(positions) == 0].tolist()
+        lacking = [index for index in unasked if catalog.find(names[index]) is None]
         refs = catalog.take(self._shelf, len(lacking), now)
         wanted, refused = lacking[: len(refs)], lacking[len(refs) :]
         coming = [

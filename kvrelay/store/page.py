@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from kvrelay.store.arena import SlotState
 from kvrelay.store.shelf import Shelf
 from kvrelay.types import PageName, SlotRef
@@ -25,9 +27,12 @@ class Writer:
         return f"<Writer {self.label}, {len(self.granted)} granted, {len(self.filling)} filling>"
 
 
-@dataclass(slots=True, eq=False)
-class Page:
-    """A named run of KV in one slot."""
+class Page(msgspec.Struct, eq=False, gc=False):
+    """A named run of KV in one slot.
+
+    Python's collector does not look at it: the only circle that it is part of, over the set of its writer, ends with
+    that set, and with a hundred thousand of them every full collection would hold up the store.
+    """
 
     name: PageName
     shelf: Shelf

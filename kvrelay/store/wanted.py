@@ -40,10 +40,6 @@ class Wanted:
     def __len__(self) -> int:
         return int(np.count_nonzero(self.is_open))
 
-    def __contains__(self, index: int) -> bool:
-        """Whether the page was asked for, be it that it came or not."""
-        return bool(self._row_of[index])
-
     def add(self, indices: list[int], pages: list[Page]) -> None:
         """These were asked for; none of them before."""
         first, end = len(self.pages), len(self.pages) + len(pages)
