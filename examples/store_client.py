@@ -2,7 +2,7 @@
 
 Start a store first:
 
-    openssl rand -hex 32 > key
+    (umask 077; openssl rand -hex 32 > key)
     kvrelay store --socket /tmp/kvrelay.sock --key-file key
 
 then run:  python examples/store_client.py /tmp/kvrelay.sock key

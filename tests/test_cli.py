@@ -341,7 +341,7 @@ async def test_the_doctor_warns_of_a_missing_package_only_where_no_other_path_is
 async def test_the_doctor_says_of_a_store_without_peers_when_it_will_have_some(tmp_path: Path) -> None:
     result = await doctor_of(tmp_path, [])
     assert result.stdout.startswith("warning")
-    told = "no peer yet: paths are tested some seconds after stores register"
+    told = "no peer: one store alone has none; paths to others are tested some seconds after they register"
     assert told in result.stdout
     assert told in (Path(__file__).parent.parent / "docs" / "troubleshoot.md").read_text()
 

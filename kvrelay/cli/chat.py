@@ -43,7 +43,7 @@ class ChatClient:
         answer = await self._get("/v1/models")
         models = answer.get("data") or []
         if not models:
-            raise Lost(f"{self._url} serves no model yet; see {self._url}/health")
+            raise Lost(f"{self._url} serves no model yet: wait while its workers start, or see {self._url}/health")
         return str(models[0]["id"])
 
     async def timeline(self, request_id: str = "") -> dict[str, Any]:

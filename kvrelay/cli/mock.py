@@ -109,5 +109,10 @@ def fault(
 
 
 def _line(shown: Shown) -> str:
-    said = ", ".join(f"{key}={value}" for key, value in shown.given().items())
+    said = ",".join(f"{key}={_as_given(value)}" for key, value in shown.given().items())
     return f"{shown.name}  {shown.url}  {said or 'well'}"
+
+
+def _as_given(value: object) -> str:
+    """As one writes it on the command line."""
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)

@@ -96,7 +96,8 @@ async def _serve(config: Config, view: StartupView) -> None:
 
 def _fault_example(cluster: LocalCluster) -> str:
     route = f"--port {cluster.config.mock.control_port} --key-file {cluster.run.key}"
-    return f"\nWhat can go wrong:\n\n  {program()} fault decode-0 hang=true {route}"
+    worker = "decode-0" if cluster.config.cluster.decode else "both-0"
+    return f"\nWhat can go wrong:\n\n  {program()} fault {worker} hang=true {route}"
 
 
 def _show_run_dir(path: Path) -> None:

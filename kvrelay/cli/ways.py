@@ -8,7 +8,7 @@ from kvrelay import channel
 from kvrelay.protocol.client import Describe, Described, LinkReport
 from kvrelay.types import NIXL_MISSING
 
-NO_PEER_YET = "no peer yet: paths are tested some seconds after stores register"
+NO_PEER_YET = "no peer: one store alone has none; paths to others are tested some seconds after they register"
 
 
 async def ways_of(socket: Path, key: bytes) -> list[LinkReport]:

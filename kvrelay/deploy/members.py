@@ -105,7 +105,9 @@ def _settled_mock(mock: MockConfig) -> MockConfig:
 def _refuse_idle_mock(config: Config) -> None:
     """What has no effect is not meant so."""
     if not config.mock.enabled and config.mock != MockConfig():
-        raise Misconfigured("[mock] is for simulated workers; say so with mock.enabled = true, or --mock PxD")
+        raise Misconfigured(
+            "[mock], --time-scale and --device are for simulated workers: add --mock PxD or mock.enabled = true"
+        )
 
 
 def _refuse_one_workers_settings(config: Config) -> None:

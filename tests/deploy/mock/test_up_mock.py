@@ -70,7 +70,7 @@ async def test_a_mock_cluster_answers_suffers_and_ends(up: Child, run_dir: Path)
     assert "decode-" in said
     status, said = await kvrelay("fault", "decode-1", "slow=3,hang", *flags)
     assert status == 0, said
-    assert "hang=True, slow=3.0" in said
+    assert "hang=true,slow=3" in said
     assert (await kvrelay("fault", *flags))[1].count("well") == 4
     status, said = await kvrelay("fault", "decode-9", "none", *flags)
     assert (status, "there are prefill-0, prefill-1" in said) == (1, True)
