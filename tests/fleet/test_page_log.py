@@ -140,6 +140,18 @@ def test_more_changes_at_once_than_are_kept_are_a_snapshot_for_everybody(monkeyp
     assert known == set(names(*(number for number in range(1000) if number != 7)))
 
 
+def test_a_page_that_is_named_twice_in_one_breath_came_once() -> None:
+    log = PageLog("i1")
+    log.store(names(0), HBM)
+    reader, known = log.follow(0), set[PageName]()
+    learn(known, unread(reader))
+    log.clear(HBM)
+    log.store(names(0, 0), HBM)
+    log.clear(HBM)
+    learn(known, unread(reader))
+    assert known == set()
+
+
 STEP = st.tuples(st.sampled_from(["store", "remove", "clear", "read", "lose"]), st.lists(st.integers(0, 9), max_size=4))
 
 
