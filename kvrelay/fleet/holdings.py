@@ -85,7 +85,7 @@ def pages_at(holders: Sequence[str], roots: Sequence[PageName], depths: Depths) 
 
 def stored_tokens(reading: Place, writing: Place, depths: Depths) -> Floats:
     """``[reader][writer]``: prefix in the reader's kind of pages that the writer's node has."""
-    if not any(depths.values()):
+    if not reading.names or not any(depths.values()):
         return np.zeros((len(reading.names), len(writing.names)))
     kinds = list(dict.fromkeys(reading.roots))
     rows = np.array([pages_at(writing.store_keys, [kind] * len(writing.names), depths) for kind in kinds])
