@@ -2,6 +2,8 @@
 PYTHON ?= python3.11
 VENV   := .venv
 BIN    := $(VENV)/bin
+# One more than two cores: some tests wait.
+WORKERS ?= 3
 PIP    := $(BIN)/python -m pip install -qq --no-deps --disable-pip-version-check
 
 .DEFAULT_GOAL := help
@@ -23,11 +25,11 @@ up: install ## start a store, a prefill worker, a decode worker and the router h
 	@$(BIN)/kvrelay up
 
 test: lint ## lint, then every test, those that start vLLM included
-	@$(BIN)/python -m pytest -q -n 2 -m "not vllm"
+	@$(BIN)/python -m pytest -q -n $(WORKERS) -m "not vllm"
 	@$(BIN)/python -m pytest -m vllm
 
 check: lint ## lint, then the quick tests, which start no vLLM: under a minute
-	@$(BIN)/python -m pytest -q -n 2 -m "not vllm and not gpu and not slow"
+	@$(BIN)/python -m pytest -q -n $(WORKERS) -m "not vllm and not gpu and not slow"
 
 lint: install $(VENV)/.dev
 	@$(BIN)/ruff check .
