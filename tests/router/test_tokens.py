@@ -92,6 +92,10 @@ def test_files_of_another_kind_are_converted(tmp_path: Path, monkeypatch: pytest
 def test_a_missing_model_folder_says_what_to_run(tmp_path: Path) -> None:
     with pytest.raises(Misconfigured, match="kvrelay model fetch"):
         load_tokens(tmp_path / "gone")
+
+
+@pytest.mark.slow
+def test_a_folder_without_a_tokenizer_says_so(tmp_path: Path) -> None:
     with pytest.raises(Misconfigured, match="no tokenizer"):
         load_tokens(tmp_path)
 
