@@ -186,13 +186,14 @@ class Inbound:
     async def _verify(self, incoming: Incoming, landing: Landing, link: Channel | None) -> list[int]:
         """Verify a batch, piece by piece; each comes over ``link`` before, if there is one. The pages that are damaged.
 
-        Between two pieces others have their turn: to verify a whole batch takes longer than an answer should.
+        Others have their turn before and after each: to take in all that a peer may send at once takes long.
         """
         damaged: list[int] = []
         for part in landing.pieces():
             if link is not None:
                 await link.recv_into(landing.views(part, self._waste), stall_s=self._stall_s)
                 self._count(incoming, landing.size_bytes(part), 0 if part.start else landing.runs)
+                await asyncio.sleep(0)
             damaged += incoming.verify(landing, part, self._clock())
             await asyncio.sleep(0)
         return damaged

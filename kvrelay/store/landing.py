@@ -13,8 +13,8 @@ import numpy as np
 from kvrelay.store.arena import Arena, Bools, Ints, checksums
 from kvrelay.store.segments import Columns, begins_run
 
-PIECE_BYTES = 2 << 20
-"""Verified at a time: while they are still in the core's cache, and so few that nobody else waits for long."""
+PIECE_BYTES = 4 << 20
+"""Received, or verified, at a time: a batch as our own senders make them, and so little that nobody waits for long."""
 
 
 @dataclass(slots=True)
