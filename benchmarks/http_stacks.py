@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 import uvloop
 
-from benchmarks.routers import measure, mock, wire
+from benchmarks.routers import measure, mock
 from benchmarks.routers.subject import Subject, line_of, process
 from kvrelay.router.upstream import Upstream
 
@@ -26,11 +26,11 @@ SECONDS = 4.0
 REQUESTS = 4_000
 STREAMS = 40
 CHUNKS = 200
-_BODY = wire.answer(b'{"id":"cmpl-0123456789abcdef","object":"text_completion","choices":[{"text":" word"}]}')[-84:]
+_BODY = b'{"id":"cmpl-0123456789abcdef","object":"text_completion","choices":[{"text":" word"}]}'
 _SERVERS = ("aiohttp asyncio", "aiohttp uvloop", "uvicorn uvloop", "protocol uvloop")
 
 
-async def _aiohttp() -> int:
+async def aiohttp_server() -> int:
     """A server as the router's; its port."""
     from aiohttp import web
 
@@ -47,7 +47,7 @@ async def _aiohttp() -> int:
     return port
 
 
-async def _uvicorn() -> int:
+async def uvicorn_server() -> int:
     """An application without a framework, parsed by httptools."""
     import uvicorn
 
@@ -67,15 +67,21 @@ async def _uvicorn() -> int:
     return port
 
 
-async def _protocol() -> int:
+async def bare_protocol() -> int:
     """The floor: a mock engine."""
     (engine,), _ = await mock.serve(1, 0.0, None)
     return engine.port
 
 
+STARTS: dict[str, Callable[[], Awaitable[int]]] = {
+    "aiohttp": aiohttp_server,
+    "uvicorn": uvicorn_server,
+    "protocol": bare_protocol,
+}
+
+
 async def _serve(name: str) -> None:
-    start: dict[str, Callable[[], Awaitable[int]]] = {"aiohttp": _aiohttp, "uvicorn": _uvicorn, "protocol": _protocol}
-    print(f"port {await start[name]()}", flush=True)
+    print(f"port {await STARTS[name]()}", flush=True)
     await asyncio.Event().wait()
 
 

@@ -46,7 +46,7 @@ class Size(Value, frozen=True, kw_only=True):
     memory_requests: int
 
 
-FULL = Size(seconds=10.0, ttft_s=30.0, memory_requests=100_000)
+FULL = Size(seconds=8.0, ttft_s=20.0, memory_requests=100_000)
 QUICK = Size(seconds=3.0, ttft_s=8.0, memory_requests=10_000)
 
 

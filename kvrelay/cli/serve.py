@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -17,6 +18,8 @@ from kvrelay.deploy.progress import READY_MARK
 from kvrelay.errors import Misconfigured
 from kvrelay.types import Role, StoreInfo, WorkerInfo
 
+_COLLECT_AFTER = (20_000, 20, 20)
+"""Objects made and not yet gone, then collections of the younger generation, after which a generation is collected."""
 Routers = Annotated[
     list[str] | None, typer.Option("--router", help="HOST:PORT of a router's control port; repeatable.")
 ]
@@ -80,10 +83,18 @@ def router(
     from kvrelay.router.runner import run_router
 
     def ready(api: str, control: str) -> None:
+        _collect_seldom()
         announce_ready(f"router at {api}, workers register at {control}")
 
-    # What the router does is mostly to move bytes between sockets: with this loop it needs a third less for a request.
     run(run_router(settings, key=key, model_path=folder, ready=ready), loop=uvloop.new_event_loop)
+
+
+def _collect_seldom() -> None:
+    """Python looks for cycles among all objects again and again, modules included, and streams wait meanwhile,
+    as long as 0.1 s. What is there when the router begins stays for good, so it is not looked at any more."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_COLLECT_AFTER)
 
 
 def worker(

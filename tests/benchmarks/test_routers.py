@@ -9,6 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from benchmarks import http_stacks
 from benchmarks.routers import mock, wire
 from benchmarks.routers.clients import Load, Spec
 from benchmarks.routers.table import Row, render, rows
@@ -62,6 +63,13 @@ async def test_a_mock_answers_in_the_engines_shape(port: int) -> None:
             events = (await response.read()).split(b"\n\n")
     assert [event[:6] for event in events] == [b"data: ", b"data: ", b"data: ", b""]
     assert events[2] == b"data: [DONE]"
+
+
+@pytest.mark.parametrize("name", ["aiohttp", "protocol"])
+async def test_servers_that_are_compared_answer_the_same_load(name: str) -> None:
+    port = await http_stacks.STARTS[name]()
+    seen = await Load(Spec(port=port, model="m", texts=["x"], max_tokens=1, clients=2, requests=10, warm_s=0.0)).run()
+    assert (seen.failed, seen.p50_ms > 0) == (0, True)
 
 
 async def test_clients_count_every_event_of_every_stream(port: int) -> None:
