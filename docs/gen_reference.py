@@ -22,7 +22,7 @@ from docs.count_sentences import COUNTS
 from docs.metrics_in_code import counts_in, metrics_in
 from kvrelay import config
 from kvrelay import types as words
-from kvrelay.protocol import client, engine, feed, frame, handshake, peer
+from kvrelay.protocol import client, engine, feed, frame, handshake, operator, peer
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs" / "reference"
@@ -206,7 +206,7 @@ def store_counts() -> Iterator[tuple[str, str]]:
 # ---------------------------------------------------------------- wire.md
 
 
-LINKS = (handshake, client, peer, feed, engine)
+LINKS = (handshake, client, peer, feed, operator, engine)
 """The modules of ``protocol`` that have messages, in the order of the page."""
 
 

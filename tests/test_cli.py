@@ -30,6 +30,7 @@ COMMANDS = [
     ["ask"],
     ["demo"],
     ["doctor"],
+    ["drain"],
     ["store"],
     ["router"],
     ["worker"],

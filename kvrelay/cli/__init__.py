@@ -10,6 +10,7 @@ from kvrelay import __version__
 from kvrelay.cli.ask import ask
 from kvrelay.cli.demo import demo
 from kvrelay.cli.doctor import doctor
+from kvrelay.cli.drain import drain
 from kvrelay.cli.explain import explain
 from kvrelay.cli.mock import fault, mock_worker
 from kvrelay.cli.model import model
@@ -42,6 +43,6 @@ def _program(
     pass
 
 
-for command in (up, ask, explain, demo, doctor, store, router, worker, mock_worker, fault):
+for command in (up, ask, explain, demo, doctor, drain, store, router, worker, mock_worker, fault):
     app.command()(command)
 app.add_typer(model, name="model")

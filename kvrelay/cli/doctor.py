@@ -207,9 +207,10 @@ def _fleet(router: RouterConfig) -> list[Finding]:
     health = fleet_health(f"http://{reachable(router.host)}:{router.port}")
     if health is None:
         return [_finding("cluster", False, "its router does not answer /health; see its log", Verdict.WARNING)]
+    notes = [_finding("cluster", True, note) for note in health.notes]
     if not health.complaints:
-        return [_finding("cluster", True, "healthy; every worker has another to exchange KV with")]
-    return [_finding("cluster", False, complaint, Verdict.WARNING) for complaint in health.complaints]
+        return [_finding("cluster", True, "healthy; every worker has another to exchange KV with"), *notes]
+    return [*(_finding("cluster", False, complaint, Verdict.WARNING) for complaint in health.complaints), *notes]
 
 
 def _port(host: str, port: int, setting: str) -> Finding:

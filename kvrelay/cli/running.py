@@ -19,12 +19,20 @@ class Stranded(msgspec.Struct, frozen=True):
     reason: str
 
 
+class Member(msgspec.Struct, frozen=True):
+    """A worker, as far as a doctor reads of it."""
+
+    name: str
+    draining: bool = False
+
+
 class FleetHealth(msgspec.Struct, frozen=True):
     """The part of a router's /health that a doctor reads."""
 
     status: str
     why: str = ""
     stranded: list[Stranded] = []
+    workers: list[Member] = []
 
     @property
     def complaints(self) -> list[str]:
@@ -32,6 +40,15 @@ class FleetHealth(msgspec.Struct, frozen=True):
         if self.status == "ok":
             return []
         return [_told(row) for row in self.stranded] or [f"{self.status}: {self.why}"]
+
+    @property
+    def notes(self) -> list[str]:
+        """One sentence for each thing that is meant, and that somebody may have forgotten."""
+        return [
+            f"worker {worker.name} is draining: it gets no work until it is started again, or drained with --undo"
+            for worker in self.workers
+            if worker.draining
+        ]
 
 
 def _told(row: Stranded) -> str:

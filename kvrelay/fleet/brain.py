@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from kvrelay.errors import Overloaded
 from kvrelay.fleet.chooser import Chooser, Pick
 from kvrelay.fleet.door import Door
+from kvrelay.fleet.draining import Drains
 from kvrelay.fleet.experience import Experience
 from kvrelay.fleet.flight import (
     AbandonDecode,
@@ -39,6 +40,7 @@ from kvrelay.protocol.feed import TransferEvent
 from kvrelay.types import Fingerprint, PageName, Stage, StoreInfo, WorkerInfo
 
 _LEG_STATES = {Stage.STARTED: LegState.STARTED, Stage.LAST_CHUNK: LegState.LAST_CHUNK}
+_OVER = frozenset({Stage.ARRIVED, Stage.LOADED, Stage.FAILED})
 
 
 class Brain:
@@ -70,6 +72,7 @@ class Brain:
         self.members = Membership(self.fleet, self.index, self._holdings, self.loads, self.experience, breakers)
         self.door = Door(self.fleet, self.loads, self.experience, breakers, limits or Limits())
         self._flights: dict[str, Flight] = {}
+        self.drains = Drains(self.fleet, self.loads, self._flights)
         self.unknown_transfers = 0
         """Milestones of transfers that this router does not know (any more)."""
 
@@ -210,7 +213,7 @@ class Brain:
         flight.heard_s = now
         if event.stage in _LEG_STATES:
             leg.reached(_LEG_STATES[event.stage], now)
-        elif event.stage is Stage.FAILED:
+        elif event.stage in _OVER:
             leg.transfer_over = True
         return self._dispatch_if_ready(flight)
 

@@ -134,8 +134,10 @@ class PromptLeg:
     """KV type of the pages that the chosen P writes."""
     reservation: PrefillReservation | None = None
     tried: set[str] = field(default_factory=set)
+    worker: str = ""
+    """The P of the current attempt."""
     transfer_over: bool = False
-    """The transfer reported FAILED: no more pages come, whatever P still computes."""
+    """All pages are with D's node, or the transfer FAILED: no more come, whatever P still computes."""
     cached_tokens: int | None = None
     """Of P's own answer."""
     began: bool = False
@@ -155,7 +157,7 @@ class PromptLeg:
     def send(self, reservation: PrefillReservation) -> None:
         """A new attempt begins."""
         self.transfer, self.reservation, self.begun_s = reservation.key, reservation, None
-        self.route = reservation.source, reservation.target
+        self.route, self.worker = (reservation.source, reservation.target), reservation.worker
         self.tried.add(reservation.worker)
         self.state, self.transfer_over = LegState.SENT, False
 

@@ -126,6 +126,7 @@ def _worker(brain: Brain, member: Member[WorkerInfo], now: float) -> dict[str, o
         "role": member.info.role.value,
         "model": member.info.model,
         "store": member.info.store,
+        "draining": member.draining,
         "breaker": brain.outcomes.breakers.of(name).state.value,
         "kv_dtype": member.info.engine.fingerprint.format.dtype,
         "weights": member.info.engine.fingerprint.weights,

@@ -37,6 +37,8 @@ class Member(Generic[Info]):
     left: bool = False
     lost: bool = False
     """Its silence was noticed and acted upon."""
+    draining: bool = False
+    """It finishes what it has and gets no new work."""
     counts: dict[str, int] = field(default_factory=dict)
     ways: tuple[LinkReport, ...] = ()
     """A store's ways to its peers, as it last told."""
@@ -45,7 +47,7 @@ class Member(Generic[Info]):
         return not self.left and now - self.heard_s <= dead_after_s
 
     def usable(self, now: float, dead_after_s: float) -> bool:
-        return self.healthy and self.alive(now, dead_after_s)
+        return self.healthy and not self.draining and self.alive(now, dead_after_s)
 
 
 class Roster(Generic[Info]):
@@ -84,8 +86,9 @@ class Roster(Generic[Info]):
         if old is not None and not same and old.links > 0 and old.alive(now, self._dead_after_s):
             self.refused += 1
             raise Refused(f"{info.name} is registered and lives; stop it, or start this one under another name")
-        links = old.links if old is not None and same else 0
-        self._members[info.name] = Member(info=info, heard_s=now, well_s=now, links=links)
+        member = self._members[info.name] = Member(info=info, heard_s=now, well_s=now)
+        if old is not None and same:
+            member.links, member.draining = old.links, old.draining
         return old is not None and not same
 
     def link(self, name: str, incarnation: str, opened: int) -> None:
@@ -136,6 +139,10 @@ class Roster(Generic[Info]):
     def is_usable(self, name: str, now: float) -> bool:
         member = self._members.get(name)
         return member is not None and member.usable(now, self._dead_after_s)
+
+    def is_alive(self, name: str, now: float) -> bool:
+        member = self._members.get(name)
+        return member is not None and member.alive(now, self._dead_after_s)
 
     def expire(self, now: float) -> list[Info]:
         """Members whose silence is news; those long dead are forgotten."""

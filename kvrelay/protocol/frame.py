@@ -18,6 +18,7 @@ from kvrelay.protocol.client import ClientMessage
 from kvrelay.protocol.feed import FeedMessage
 from kvrelay.protocol.handshake import HandshakeMessage
 from kvrelay.protocol.message import Message
+from kvrelay.protocol.operator import OperatorMessage
 from kvrelay.protocol.peer import PeerMessage
 
 WIRE_VERSION = 4
@@ -28,7 +29,7 @@ MAX_PAYLOAD_BYTES = 64 << 20
 _LENGTH_BYTES = 4
 _CHECKSUM_BYTES = 8
 
-AnyMessage = HandshakeMessage | ClientMessage | PeerMessage | FeedMessage
+AnyMessage = HandshakeMessage | ClientMessage | PeerMessage | FeedMessage | OperatorMessage
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(AnyMessage)

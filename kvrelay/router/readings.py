@@ -78,6 +78,12 @@ class BrainReadings:
             who = {"worker": name, "role": member.info.role.value}
             ready = self._brain.fleet.workers.is_usable(name, now)
             yield "kvrelay_worker_ready", "1 when the worker gets work.", who, ready
+            yield (
+                "kvrelay_worker_draining",
+                "1 when it is to become empty.",
+                who,
+                member.draining,
+            )
             shut = self._brain.outcomes.breakers.of(name).state is not State.CLOSED
             yield "kvrelay_worker_breaker_open", "1 when its failures keep requests away.", who, shut
             yield "kvrelay_prefill_queued_tokens", "Uncached tokens promised to P.", who, loads.queued_tokens[name]

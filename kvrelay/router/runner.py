@@ -23,6 +23,7 @@ from kvrelay.router.feed import FeedServer
 from kvrelay.router.gateway import Gateway
 from kvrelay.router.keys import Keyring
 from kvrelay.router.learned import LearnedFile
+from kvrelay.router.operator import OperatorServer
 from kvrelay.router.promises import Promises, limits
 from kvrelay.router.prompts import PromptReader
 from kvrelay.router.readings import BrainReadings
@@ -113,7 +114,10 @@ class Router:
                 tasks.create_task(renderer.check(worker))
 
         feed = FeedServer(self.brain, self._clock, desk.obey, heard)
-        listener = Listener(sock, self._key, receiver="router", purposes={"feed"}, serve=feed.serve)
+        serve = {"feed": feed.serve, "operator": OperatorServer(self.brain, self._clock).serve}
+        listener = Listener(
+            sock, self._key, receiver="router", purposes=serve, serve=lambda link: serve[link.purpose](link)
+        )
         self._readings.listener = listener
         await listener.run()
 

@@ -1,0 +1,110 @@
+"""Asks every router to drain a worker, and what is left there. It must never take one router's word for all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from types import TracebackType
+
+from kvrelay import channel
+from kvrelay.channel import Channel
+from kvrelay.errors import Lost, Refused
+from kvrelay.protocol.message import Message
+from kvrelay.protocol.operator import AskRemaining, DrainWorker, Remaining
+
+REDIAL_S = 10.0
+"""Longest wait for a router that goes away meanwhile: one that is started again has to be told as well."""
+_RETRY_S = 0.2
+
+
+class Said:
+    """What a worker still does for all routers together."""
+
+    def __init__(self, worker: str, answers: Iterable[Remaining]) -> None:
+        self.worker = worker
+        self._answers = list(answers)
+
+    def __repr__(self) -> str:
+        return f"<Said {self}>"
+
+    def __str__(self) -> str:
+        counts = {
+            "answers": sum(each.answers for each in self._answers),
+            "prompts": sum(each.prompts for each in self._answers),
+            "transfers": sum(each.transfers for each in self._answers),
+        }
+        left = ", ".join(f"{count} {what if count > 1 else what[:-1]}" for what, count in counts.items() if count)
+        return f"{self.worker} has {left or 'nothing'} left"
+
+    @property
+    def is_empty(self) -> bool:
+        return all(each.is_empty for each in self._answers)
+
+    @property
+    def is_draining(self) -> bool:
+        return all(each.draining or each.gone for each in self._answers)
+
+
+class Routers:
+    """Links to all ``addresses``; use as an async context manager, and after ``drain`` only for that worker."""
+
+    def __init__(self, addresses: Iterable[str], key: bytes) -> None:
+        self._addresses = tuple(addresses)
+        self._key = key
+        self._links: dict[str, Channel] = {}
+        self._order: DrainWorker | None = None
+
+    def __repr__(self) -> str:
+        return f"<Routers {len(self._links)} of {len(self._addresses)}>"
+
+    async def __aenter__(self) -> Routers:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for link in self._links.values():
+            link.close()
+
+    async def drain(self, worker: str, *, undo: bool = False, force: bool = False) -> Said:
+        """Give ``worker`` no new work, or work again. Raises ``Lost``, ``Refused``, ``Malformed``."""
+        order = DrainWorker(worker=worker, undo=undo, force=force)
+        said = await self._ask_all(order)
+        self._order = order
+        return said
+
+    async def remaining(self, worker: str) -> Said:
+        """What ``worker`` still does. Raises ``Lost``, ``Refused``, ``Malformed``."""
+        return await self._ask_all(AskRemaining(worker=worker))
+
+    async def _ask_all(self, message: AskRemaining | DrainWorker) -> Said:
+        answers = await asyncio.gather(*(self._ask(address, message) for address in self._addresses))
+        return Said(message.worker, answers)
+
+    async def _ask(self, address: str, message: Message) -> Remaining:
+        if self._order is None:
+            return await self._asked(address, message)
+        loop = asyncio.get_running_loop()
+        until = loop.time() + REDIAL_S
+        while True:
+            try:
+                return await self._asked(address, message)
+            except (Lost, Refused):
+                if loop.time() >= until:
+                    raise
+            # A router that was started again knows nothing of the drain, nor at first of the worker.
+            message = self._order
+            await asyncio.sleep(_RETRY_S)
+
+    async def _asked(self, address: str, message: Message) -> Remaining:
+        link = self._links.get(address)
+        if link is None:
+            link = await channel.connect(address, self._key, sender="kvrelay drain", purpose="operator")
+            self._links[address] = link
+        try:
+            async with channel.in_time(address):
+                await link.send(message)
+                return await channel.expect(link, Remaining)
+        except Lost:
+            self._links.pop(address).close()
+            raise

@@ -1,0 +1,70 @@
+"""Workers that are to become empty: no new work goes there, and what they have begun is counted until it is over. It
+must never take a request away from a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kvrelay.errors import Refused
+from kvrelay.fleet.flight import Flight, LegState, PromptLeg
+from kvrelay.fleet.loads import Loads
+from kvrelay.fleet.workers import Fleet, Member
+from kvrelay.protocol.operator import Remaining
+from kvrelay.types import WorkerInfo
+
+
+class Drains:
+    """The view of one router: others have requests of their own at the same workers."""
+
+    def __init__(self, fleet: Fleet, loads: Loads, flights: Mapping[str, Flight]) -> None:
+        self._fleet = fleet
+        self._loads = loads
+        self._flights = flights
+
+    def __repr__(self) -> str:
+        names = [member.info.name for member in self._fleet.workers if member.draining]
+        return f"<Drains of {', '.join(names) or 'nobody'}>"
+
+    def begin(self, name: str, now: float, *, force: bool = False) -> None:
+        """Give ``name`` no new work. Raises ``Refused`` when nobody else writes answers, unless forced."""
+        member = self._known(name)
+        if not force and member.info.role.decodes and not self._others(member.info, now):
+            raise Refused(
+                f"{name} is the only ready worker that writes answers of {member.info.model}: start another one first, "
+                "or add --force and let its clients wait"
+            )
+        member.draining = True
+
+    def undo(self, name: str) -> None:
+        """Give ``name`` work again. Raises ``Refused``."""
+        self._known(name).draining = False
+
+    def remaining(self, name: str, now: float) -> Remaining:
+        """What ``name`` still does. Raises ``Refused``."""
+        member = self._known(name)
+        return Remaining(
+            worker=name,
+            incarnation=member.info.incarnation,
+            draining=member.draining,
+            gone=not self._fleet.workers.is_alive(name, now),
+            prompts=self._loads.prefill_legs[name],
+            answers=self._loads.sequences[name],
+            transfers=sum(_is_unfetched(leg, name) for flight in self._flights.values() for leg in flight.legs),
+        )
+
+    def _known(self, name: str) -> Member[WorkerInfo]:
+        member = self._fleet.workers.get(name)
+        if member is None:
+            known = ", ".join(member.info.name for member in self._fleet.workers) or "none"
+            raise Refused(f"no worker is called {name[:100]!r}; this router knows {known}")
+        return member
+
+    def _others(self, worker: WorkerInfo, now: float) -> bool:
+        ready = self._fleet.serving(worker.model, now)
+        return any(other.role.decodes and other.name != worker.name for other in ready)
+
+
+def _is_unfetched(leg: PromptLeg, worker: str) -> bool:
+    """Whether ``worker`` has computed the prompt and its pages are still on their way: without it they would not come,
+    for its node's store gives a transfer up whose writer is gone."""
+    return leg.worker == worker and leg.state is LegState.FINISHED and not leg.transfer_over

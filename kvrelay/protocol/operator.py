@@ -1,0 +1,45 @@
+"""An operator's command to a router, over its control port: what is to be done with a worker, and how far that is."""
+
+from __future__ import annotations
+
+from kvrelay.protocol.message import Message
+
+
+class DrainWorker(Message, frozen=True, kw_only=True):
+    """Give ``worker`` no new work (or, ``undo``: give it work again). Answered with ``Remaining``, or ``Rejected``."""
+
+    worker: str
+    undo: bool = False
+    force: bool = False
+    """Also when nobody else could answer the requests that come."""
+
+
+class AskRemaining(Message, frozen=True, kw_only=True):
+    """What does ``worker`` still do for this router? Answered with ``Remaining``, or ``Rejected``."""
+
+    worker: str
+
+
+class Remaining(Message, frozen=True, kw_only=True):
+    """What a worker still does for one router."""
+
+    worker: str
+    incarnation: str
+    draining: bool
+    """It gets no new work."""
+    gone: bool
+    """It said goodbye, or was silent for so long that it counts as dead."""
+    prompts: int
+    """Prompts that it computes for others."""
+    answers: int
+    """Sequences that it writes, or is about to."""
+    transfers: int
+    """Hand-offs of prompts that it computed whose pages are not all with their reader yet."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Nobody would miss the worker."""
+        return self.gone or self.prompts + self.answers + self.transfers == 0
+
+
+OperatorMessage = DrainWorker | AskRemaining | Remaining

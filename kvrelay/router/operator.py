@@ -1,0 +1,47 @@
+"""An operator's link to the router: workers are drained, and asked how far that is. It must never hold a worker back by
+itself: what was asked for stays when the link ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvrelay.channel import Channel
+from kvrelay.errors import Malformed, Refused
+from kvrelay.fleet.brain import Brain
+from kvrelay.protocol.handshake import Rejected
+from kvrelay.protocol.message import Message
+from kvrelay.protocol.operator import AskRemaining, DrainWorker, Remaining
+
+
+class OperatorServer:
+    """Serves the links of all operators."""
+
+    def __init__(self, brain: Brain, clock: Callable[[], float]) -> None:
+        self._brain = brain
+        self._clock = clock
+
+    def __repr__(self) -> str:
+        return f"<OperatorServer, {self._brain.drains!r}>"
+
+    async def serve(self, channel: Channel) -> None:
+        """Answer each message until the link ends. Raises ``Lost``, ``Malformed``."""
+        while True:
+            message = await channel.recv()
+            try:
+                answer: Message = self._answer(message)
+            except Refused as error:
+                answer = Rejected(code=type(error).__name__, reason=str(error))
+            await channel.send(answer)
+
+    def _answer(self, message: Message) -> Remaining:
+        drains, now = self._brain.drains, self._clock()
+        match message:
+            case DrainWorker(undo=True):
+                drains.undo(message.worker)
+            case DrainWorker():
+                drains.begin(message.worker, now, force=message.force)
+            case AskRemaining():
+                pass
+            case _:
+                raise Malformed(f"{type(message).__name__} is nothing that an operator asks")
+        return drains.remaining(message.worker, now)

@@ -1,0 +1,185 @@
+"""Draining mock workers under load, over the control port: nobody's request fails."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from kvrelay.channel import Listener, bind_tcp, connect
+from kvrelay.cli.draining import Routers
+from kvrelay.config import RouterConfig
+from kvrelay.deploy.key import write_secret
+from kvrelay.deploy.tiny import TinyShape, make_tiny
+from kvrelay.errors import Lost, Malformed, Refused
+from kvrelay.protocol.feed import PagesWanted
+from kvrelay.protocol.operator import AskRemaining, Remaining
+from kvrelay.router.operator import OperatorServer
+from tests.deploy.mock.test_mock_cluster import DECODES, PREFILLS, Mocks, idle, mocked, prompt
+from tests.router.cluster import KEY, until
+
+CLIENTS = 6
+TOKENS = 24
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny(tmp_path_factory.mktemp("model") / "tiny", TinyShape(max_positions=8192))
+
+
+@pytest.fixture
+async def mocks(tiny: Path) -> AsyncIterator[Mocks]:
+    async with mocked(tiny, RouterConfig(port=0, control_port=0, local_prefill="never")) as mocks:
+        yield mocks
+        mocks.suffer(*mocks.node.workers)
+        await mocks.cluster.at_rest()
+        await until(lambda: all(idle(worker) for worker in mocks.node.workers.values()))
+
+
+async def drained(mocks: Mocks, name: str) -> None:
+    """``name`` is drained, and found empty."""
+    async with Routers([mocks.cluster.control], KEY) as routers:
+        said = await routers.drain(name)
+        async with asyncio.timeout(10):
+            while not said.is_empty:
+                await asyncio.sleep(0.02)
+                said = await routers.remaining(name)
+    worker = mocks.worker(name)
+    assert worker.life is not None
+    assert idle(worker), "whoever is called empty does nothing"
+
+
+@contextmanager
+def load(mocks: Mocks) -> Iterator[list[int]]:
+    """Clients that ask again and again, half of them for streams; the list grows by one for each right answer."""
+    right: list[int] = []
+
+    async def client(number: int) -> None:
+        while True:
+            asked = prompt(len(right) % 400)
+            if number % 2:
+                tokens, last = await mocks.stream(asked, TOKENS)
+                assert (tokens, last) == (mocks.answer(asked, TOKENS), b"data: [DONE]")
+            else:
+                await mocks.ask(asked, TOKENS)
+            right.append(number)
+
+    clients = [asyncio.ensure_future(client(number)) for number in range(CLIENTS)]
+    try:
+        yield right
+        failed = [each.exception() for each in clients if each.done()]
+        assert failed == []
+    finally:
+        for each in clients:
+            each.cancel()
+
+
+async def test_every_worker_is_restarted_in_turn_and_no_request_fails(mocks: Mocks) -> None:
+    mocks.suffer(*mocks.node.workers, slow=8.0)
+    with load(mocks) as right:
+        for name in (*PREFILLS, *DECODES):
+            before = len(right)
+            await until(lambda before=before: len(right) > before + CLIENTS)  # type: ignore[misc]
+            old = mocks.worker(name).life
+            await drained(mocks, name)
+            mocks.suffer(name, dead=True)
+            await until(lambda name=name: mocks.worker(name).life is None)  # type: ignore[misc]
+            mocks.suffer(name, slow=8.0)
+            await until(lambda name=name: mocks.cluster.is_ready(name))  # type: ignore[misc]
+            assert mocks.worker(name).life is not old
+        before = len(right)
+        await until(lambda: len(right) > before + CLIENTS)
+    members = mocks.cluster.router.brain.fleet.workers
+    assert not any(member.draining for member in members), "a worker that is born anew gets work"
+
+
+async def test_what_a_draining_worker_has_left_is_counted_until_it_is_done(mocks: Mocks) -> None:
+    mocks.suffer(*DECODES, slow=20.0)
+    stream = asyncio.create_task(mocks.stream(prompt(0), 60))
+    busy = [mocks.worker(name) for name in DECODES]
+    await until(lambda: any(worker.life and worker.life.engine.scheduler.totals.written for worker in busy))
+    (name,) = [worker.name for worker in busy if worker.life and worker.life.engine.scheduler.totals.written]
+    async with Routers([mocks.cluster.control], KEY) as routers:
+        said = await routers.drain(name)
+        assert (str(said), said.is_empty) == (f"{name} has 1 answer left", False)
+        for number in range(1, 4):
+            assert (await mocks.ask(prompt(number)))["decode_worker"] != name
+        tokens, _ = await stream
+        assert tokens == mocks.answer(prompt(0), 60)
+        assert (await routers.remaining(name)).is_empty
+        await routers.drain(name, undo=True)
+    assert {(await mocks.ask(prompt(number)))["decode_worker"] for number in range(4, 12)} == set(DECODES)
+
+
+async def test_a_router_that_is_started_again_is_told_of_the_drain(mocks: Mocks) -> None:
+    """Its control port goes away in the middle, and what comes back knows neither the drain nor, at first, anybody."""
+    brain, sock = mocks.cluster.router.brain, bind_tcp("127.0.0.1", 0)
+    address = f"127.0.0.1:{sock.getsockname()[1]}"
+    serving = asyncio.create_task(_operators(mocks, sock))
+    async with Routers([address], KEY) as routers:
+        assert (await routers.drain("prefill-0")).is_draining
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+        brain.drains.undo("prefill-0")
+        asking = asyncio.create_task(routers.remaining("prefill-0"))
+        serving = asyncio.create_task(_operators(mocks, bind_tcp("127.0.0.1", int(address.split(":")[1]))))
+        assert (await asking).is_draining
+    serving.cancel()
+    await asyncio.gather(serving, return_exceptions=True)
+
+
+async def _operators(mocks: Mocks, sock: object) -> None:
+    server = OperatorServer(mocks.cluster.router.brain, time.monotonic)
+    listener = Listener(sock, KEY, receiver="router", purposes={"operator"}, serve=server.serve)  # type: ignore[arg-type]
+    await listener.run()
+
+
+async def test_an_operator_needs_the_key_and_asks_for_what_there_is(mocks: Mocks) -> None:
+    with pytest.raises(Refused, match="key"):
+        await connect(mocks.cluster.control, b"x" * 32, sender="o", purpose="operator")
+    link = await connect(mocks.cluster.control, KEY, sender="o", purpose="operator")
+    await link.send(AskRemaining(worker="prefill-0"))
+    assert isinstance(await link.recv(), Remaining)
+    await link.send(PagesWanted(after=1))
+    with pytest.raises((Lost, Malformed)):
+        await link.recv()
+    link.close()
+
+
+async def test_the_command_says_when_a_worker_is_empty_and_gives_it_work_again(mocks: Mocks, tmp_path: Path) -> None:
+    write_secret(tmp_path / "key", KEY.decode())
+    assert await _command(mocks, tmp_path, "decode-0") == (0, "decode-0 is empty: it can be stopped.\n")
+    assert not mocks.cluster.is_ready("decode-0")
+    async with mocks.cluster.http.get("/health") as response:
+        health = await response.json()
+    assert [each["name"] for each in health["workers"] if each["draining"]] == ["decode-0"]
+    assert await mocks.cluster.metric('kvrelay_worker_draining{role="decode",worker="decode-0"}') == 1
+    status, said = await _command(mocks, tmp_path, "decode-1")
+    assert (status, "start another one first" in said) == (1, True)
+    assert await _command(mocks, tmp_path, "decode-0", "--undo") == (0, "decode-0 gets work again.\n")
+    assert mocks.cluster.is_ready("decode-0")
+    mocks.suffer("decode-0", slow=1e5)
+    mocks.suffer("decode-1", status=500)
+    stuck = asyncio.create_task(mocks.cluster.complete(prompt=prompt(0)))
+    await until(lambda: mocks.cluster.router.brain.loads.sequences["decode-0"] > 0)
+    mocks.suffer("decode-1")
+    status, said = await _command(mocks, tmp_path, "decode-0", "--deadline-s", "0.3")
+    assert (status, "not empty after 0.3 s: decode-0 has 1 answer left" in said) == (1, True)
+    stuck.cancel()
+    await asyncio.gather(stuck, return_exceptions=True)
+
+
+async def _command(mocks: Mocks, folder: Path, *arguments: str) -> tuple[int, str]:
+    """Exit status and output of ``kvrelay drain``."""
+    more = ("--key-file", str(folder / "key"), "--router", mocks.cluster.control)
+    command = (sys.executable, "-m", "kvrelay", "drain", *arguments, *more)
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    output, _ = await process.communicate()
+    return await process.wait(), output.decode()
