@@ -62,8 +62,9 @@ def model() -> Path:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def http() -> AsyncIterator[aiohttp.ClientSession]:
-    timeout = aiohttp.ClientTimeout(total=90)
-    async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
+    """Each request dials anew: an engine closes an idle connection after 5 s, perhaps as the next request leaves."""
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=90), connector=connector) as session:
         yield session
 
 

@@ -33,10 +33,10 @@ async def two_heads(http: aiohttp.ClientSession, tmp_path_factory: pytest.TempPa
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def two_types(http: aiohttp.ClientSession, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
+async def four_heads(http: aiohttp.ClientSession, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
     """Engines of a model with 4 KV heads, in float32 and bfloat16."""
-    folder = tmp_path_factory.mktemp("two-types")
-    async with Site(folder, make_tiny(folder / "tiny", TinyShape(kv_heads=4)), http).open([TWO, HALF]) as site:
+    folder = tmp_path_factory.mktemp("four-heads")
+    async with Site(folder, make_tiny(folder / "tiny", TinyShape(kv_heads=4)), http).open([TWO, FOUR, HALF]) as site:
         yield site
 
 
@@ -48,27 +48,38 @@ async def tokens_from_outside(site: Site, kind: Kind, http: aiohttp.ClientSessio
     return (await prompt_tokens(http, site.url(kind)))["external_kv_transfer"]
 
 
-@pytest.mark.parametrize(("prefill", "decode"), list(itertools.permutations((ONE, TWO, FOUR), 2)), ids=told)
-async def test_each_length_equals_one_engine_alone(
-    two_heads: Site, prefill: Kind, decode: Kind, http: aiohttp.ClientSession
-) -> None:
-    site = two_heads
+async def equals_one_engine_alone(site: Site, prefill: Kind, decode: Kind, http: aiohttp.ClientSession) -> None:
+    """Each length's greedy text is that of the site's first engine, and D computes no more than each last token."""
     assert can_exchange(site.engines[prefill].fingerprint, site.engines[decode].fingerprint) == Exact()
     before = await tokens_from_outside(site, decode, http)
     for tokens in LENGTHS:
         ids = token_ids(site.model, tokens, number=10 * tokens + 2 * prefill.tensor_parallel + decode.tensor_parallel)
-        expected = await site.ask(ONE, ids, max_tokens=12, cache_salt="computed alone")
-        answer = await site.hand_over(prefill, decode, ids, max_tokens=12)
+        expected = await site.ask(next(iter(site.engines)), ids, max_tokens=24, cache_salt="computed alone")
+        answer = await site.hand_over(prefill, decode, ids, max_tokens=24)
         assert answer["token_ids"] == expected["token_ids"], f"{tokens} tokens"
     loaded = await tokens_from_outside(site, decode, http) - before
     assert loaded >= sum(LENGTHS) - len(LENGTHS), "at most each last token is computed"
 
 
-@pytest.mark.parametrize(("prefill", "decode"), [(TWO, HALF), (HALF, TWO)], ids=told)
-async def test_converted_pages_change_an_answer_by_no_more_than_rounding(
-    two_types: Site, prefill: Kind, decode: Kind, http: aiohttp.ClientSession
+@pytest.mark.parametrize(("prefill", "decode"), list(itertools.permutations((ONE, TWO, FOUR), 2)), ids=told)
+async def test_two_kv_heads_on_any_ranks_equal_one_engine_alone(
+    two_heads: Site, prefill: Kind, decode: Kind, http: aiohttp.ClientSession
 ) -> None:
-    site = two_types
+    await equals_one_engine_alone(two_heads, prefill, decode, http)
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [(TWO, FOUR), (FOUR, TWO)], ids=told)
+async def test_four_kv_heads_on_any_ranks_equal_one_engine_alone(
+    four_heads: Site, prefill: Kind, decode: Kind, http: aiohttp.ClientSession
+) -> None:
+    await equals_one_engine_alone(four_heads, prefill, decode, http)
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [(TWO, HALF), (FOUR, HALF), (HALF, TWO)], ids=told)
+async def test_converted_pages_change_an_answer_by_no_more_than_rounding(
+    four_heads: Site, prefill: Kind, decode: Kind, http: aiohttp.ClientSession
+) -> None:
+    site = four_heads
     other, own = site.engines[prefill].fingerprint, site.engines[decode].fingerprint
     assert can_exchange(other, own) == ByConversion(dtype=prefill.dtype)
     before = await tokens_from_outside(site, decode, http)
