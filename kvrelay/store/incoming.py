@@ -57,6 +57,8 @@ class Incoming:
         self._writer = writer
         self._wanted = Wanted(len(names), shelf.arena.format.layers)
         self._kept_at = float("-inf")
+        self._kept: dict[int, Page] = {}
+        """Offered pages that were here already, pinned: room for the others is never made by evicting these."""
         self._lent: list[Page] = []
         """Pages that were given up while the sender may still write into their slots."""
 
@@ -90,7 +92,7 @@ class Incoming:
         if not self.transfer.is_open:
             return [], []
         unasked = positions[self._wanted.rows(positions) == 0].tolist()
-        lacking = [index for index in unasked if catalog.find(names[index]) is None]
+        lacking = self._keep(unasked, now)
         refs = catalog.take(self._shelf, len(lacking), now)
         wanted, refused = lacking[: len(refs)], lacking[len(refs) :]
         coming = [
@@ -101,6 +103,18 @@ class Incoming:
         if refused:
             self._keeper.transfers.give_up(self.transfer, self.names(refused), now)
         return wanted, refs
+
+    def _keep(self, offered: list[int], now: float) -> list[int]:
+        """Keep those that are here, whole or arriving, until the push ends; the others."""
+        lacking: list[int] = []
+        for index in offered:
+            page = self._keeper.catalog.find(self._names[index])
+            if page is None:
+                lacking.append(index)
+            elif index not in self._kept:
+                self._kept[index] = page
+                self._keeper.catalog.pin(page, now)
+        return lacking
 
     # ------------------------------------------------------------ batches
 
@@ -203,6 +217,8 @@ class Incoming:
         for page in self._lent:
             self._keeper.catalog.fail(page, free_at)
         self._lent.clear()
+        self._unpin(list(self._kept.values()))
+        self._kept.clear()
         self._keeper.progress(now)
         if problem:
             self._keeper.transfers.fail(self.transfer, problem, now)

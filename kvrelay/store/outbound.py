@@ -125,6 +125,9 @@ class Outbound:
 
     async def _advance(self, line: Line, push: Push) -> bool:
         if push.transfer.id not in self._opened:
+            if push.problem:  # the peer has not heard of it
+                self._end(push, push.problem)
+                return False
             self._opened.add(push.transfer.id)
             await line.link.send(self._opening(push), stall_s=self._stall_s)
         batch = None

@@ -8,6 +8,7 @@ import pytest
 
 from kvrelay.config import StoreConfig
 from kvrelay.errors import Malformed
+from kvrelay.protocol.client import NewPage
 from kvrelay.protocol.feed import TransferEvent
 from kvrelay.protocol.peer import Segments
 from kvrelay.store.arena import SlotState, checksums
@@ -25,9 +26,9 @@ LAYERS = range(FORMAT.layers)
 class Receiver:
     """A store to which a prompt of whole pages is pushed, told by hand what its link received."""
 
-    def __init__(self, pages: int, codec: Codec = Codec.RAW) -> None:
+    def __init__(self, pages: int, codec: Codec = Codec.RAW, slots: int = 64) -> None:
         events: list[TransferEvent] = []
-        self.keeper = Keeper("d", StoreConfig(arena_bytes=64 * STRIDE), 1, events.append)
+        self.keeper = Keeper("d", StoreConfig(arena_bytes=slots * STRIDE), 1, events.append)
         shelf = self.keeper.room.shelf(FORMAT)
         self.writer = self.keeper.join("peer p", 0.0)
         names = [page_name(number) for number in range(pages)]
@@ -54,6 +55,16 @@ class Receiver:
         self.incoming.landed(landing)
         return given_up
 
+    def has(self, *numbers: int) -> None:
+        """These are here already, the ones before others used before them."""
+        shelf = self.keeper.room.shelf(FORMAT)
+        refs = self.keeper.catalog.grant(self.writer, shelf, len(numbers), 0.0)
+        for number, ref in zip(numbers, refs, strict=True):
+            self.keeper.begin(self.writer, NewPage(page_name(number), ref, 8), None, 0.0)
+            for layer in LAYERS:
+                shelf.arena.publish(ref, layer, 0)
+        self.keeper.progress(0.0)
+
     def states(self, *numbers: int) -> list[SlotState | None]:
         pages = [self.keeper.catalog.find(page_name(number)) for number in numbers]
         return [None if page is None else page.state for page in pages]
@@ -72,6 +83,16 @@ def test_a_page_that_is_offered_again_is_pinned_once() -> None:
     assert page is not None
     receiver.keeper.catalog.fail(page, 0.0)
     assert receiver.incoming.want([0, 1], 1, 0.0)[0] == []
+    receiver.end(1.0)
+
+
+def test_room_for_the_rest_of_a_prompt_is_not_made_by_evicting_what_is_here_of_it() -> None:
+    receiver = Receiver(6, slots=8)
+    receiver.has(0, 1, 2, 10, 11, 12, 13, 14)
+    assert receiver.incoming.want([*range(6)], 1, 0.0)[0] == [3, 4, 5]
+    assert receiver.states(0, 1, 2) == [SlotState.COMPLETE] * 3
+    assert receiver.states(10, 11, 12, 13, 14) == [None] * 3 + [SlotState.COMPLETE] * 2
+    assert receiver.incoming.want([0, 1, 2], 1, 0.0)[0] == []
     receiver.end(1.0)
 
 
