@@ -33,6 +33,8 @@ class Member(Generic[Info]):
     """When it last said that it is healthy."""
     links: int = 0
     """Open links over which it registered: while one is open, its silence may be a pause and not its end."""
+    cut: bool = False
+    """The last of them has ended, and none was opened since."""
     healthy: bool = True
     left: bool = False
     lost: bool = False
@@ -53,8 +55,10 @@ class Member(Generic[Info]):
 class Roster(Generic[Info]):
     """All members of one kind, by name."""
 
-    def __init__(self, dead_after_s: float) -> None:
+    def __init__(self, dead_after_s: float, *, linked: bool = False) -> None:
+        """``linked``: who has no link gets no work until it dials again; else the lease alone decides."""
         self._dead_after_s = dead_after_s
+        self._linked = linked
         self._members: dict[str, Member[Info]] = {}
         self.stale_heartbeats = 0
         """Heartbeats of unknown members or old incarnations."""
@@ -96,6 +100,7 @@ class Roster(Generic[Info]):
         member = self._members.get(name)
         if member is not None and member.info.incarnation == incarnation:
             member.links += opened
+            member.cut = member.links == 0
 
     def hear(
         self,
@@ -134,11 +139,14 @@ class Roster(Generic[Info]):
 
     def usable(self, now: float) -> list[Info]:
         """Members that may get work, by name."""
-        return [member.info for member in self if member.usable(now, self._dead_after_s)]
+        return [member.info for member in self if self._usable(member, now)]
 
     def is_usable(self, name: str, now: float) -> bool:
         member = self._members.get(name)
-        return member is not None and member.usable(now, self._dead_after_s)
+        return member is not None and self._usable(member, now)
+
+    def _usable(self, member: Member[Info], now: float) -> bool:
+        return member.usable(now, self._dead_after_s) and not (self._linked and member.cut)
 
     def is_alive(self, name: str, now: float) -> bool:
         member = self._members.get(name)
@@ -178,7 +186,9 @@ class Fleet:
 
     def __init__(self, dead_after_s: float, *, convert_kv_dtype: bool = False) -> None:
         self.workers: Roster[WorkerInfo] = Roster(dead_after_s)
-        self.stores: Roster[StoreInfo] = Roster(dead_after_s)
+        # A store that is killed is noticed by its link, at once: prompts are computed elsewhere until it is back, and
+        # that costs less than the lease of one that only lost its link.
+        self.stores: Roster[StoreInfo] = Roster(dead_after_s, linked=True)
         self.converts_kv_dtype = convert_kv_dtype
         """Whether the operator lets readers convert."""
         self._exchanges: dict[tuple[str, str, str, str], Exact | ByConversion | Unlike] = {}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Protocol
 
 import msgspec
 from aiohttp import web
 
 from kvrelay.deploy.mock.faults import Faults
-from kvrelay.deploy.mock.worker import MockWorker
+from kvrelay.errors import Misconfigured
 
 HOST = "127.0.0.1"
 MAX_BODY_BYTES = 1 << 16
@@ -17,8 +18,27 @@ MAX_BODY_BYTES = 1 << 16
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
+class Sufferer(Protocol):
+    """A worker or a store."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def role(self) -> str: ...
+
+    @property
+    def url(self) -> str: ...
+
+    @property
+    def faults(self) -> Faults: ...
+
+    def suffer(self, faults: Faults) -> None:
+        """Raises ``Misconfigured`` for what it cannot have."""
+
+
 class WorkerView(msgspec.Struct, frozen=True):
-    """One worker, as the route shows it."""
+    """One worker or store, as the route shows it."""
 
     name: str
     role: str
@@ -27,9 +47,9 @@ class WorkerView(msgspec.Struct, frozen=True):
 
 
 class Control:
-    """``GET /workers`` shows all; ``PUT /workers/NAME/faults`` replaces those of one. Both want the engines' key."""
+    """``GET /workers`` shows all, stores too; ``PUT /workers/NAME/faults`` changes one. Both want the engines' key."""
 
-    def __init__(self, workers: Mapping[str, MockWorker], engine_key: str) -> None:
+    def __init__(self, workers: Mapping[str, Sufferer], engine_key: str) -> None:
         self._workers = workers
         self._expected = f"Bearer {engine_key}".encode()
 
@@ -60,11 +80,13 @@ class Control:
             worker.suffer(msgspec.json.decode(await http.read(), type=Faults))
         except msgspec.DecodeError as error:
             return _error(400, f"these are no faults: {error}")
+        except Misconfigured as error:
+            return _error(400, str(error))
         return _json(_view(worker))
 
 
-def _view(worker: MockWorker) -> WorkerView:
-    return WorkerView(name=worker.name, role=worker.role.value, url=worker.url, faults=worker.faults)
+def _view(worker: Sufferer) -> WorkerView:
+    return WorkerView(name=worker.name, role=str(worker.role), url=worker.url, faults=worker.faults)
 
 
 def _json(value: object) -> web.Response:

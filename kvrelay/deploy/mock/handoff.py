@@ -51,7 +51,7 @@ class Handoffs:
     def arrived(self, sequence: Sequence, now: float) -> None:
         """A request is here: open its transfer, before anybody could ask for it."""
         leg = sequence.leg
-        if isinstance(leg, PrefillLeg):
+        if isinstance(leg, PrefillLeg) and not self._store.is_away:
             target = self._target(leg)
             if target is not None:
                 names = self._prompt_pages(sequence)
@@ -106,7 +106,7 @@ class Handoffs:
         sequence.saved = full
         if sequence.computed == sequence.prompt_tokens and sequence.tail is not None:
             names = [*names, sequence.tail]
-        if not names:
+        if not names or self._store.is_away:
             return
         self._store.put(names)
         if isinstance(sequence.leg, PrefillLeg) and (target := self._target(sequence.leg)) is not None:
@@ -116,7 +116,7 @@ class Handoffs:
         leg = sequence.leg
         if isinstance(leg, PrefillLeg) and not sequence.written and (target := self._target(leg)) is not None:
             target.fail(leg.transfer, "the prefill ended before all its pages were saved")
-        if isinstance(leg, DecodeLeg) and leg.home in self._stores:
+        if isinstance(leg, DecodeLeg) and leg.home in self._stores and not self._store.is_away:
             self._send_home(sequence, self._stores[leg.home], now)
 
     def _send_home(self, sequence: Sequence, home: MockStore, now: float) -> None:

@@ -67,7 +67,7 @@ class MockNode:
         except OSError as error:
             raise Misconfigured(f"mock.control_port {port}: {error.strerror}; choose another") from error
         self.control_url = f"http://{HOST}:{sock.getsockname()[1]}"
-        app = Control(self.workers, engine_key(self.site.key)).app()
+        app = Control({**self.workers, **self.site.members}, engine_key(self.site.key)).app()
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await runner.setup()
         try:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from kvrelay.deploy.mock.wire import Later, Wire
 from kvrelay.fleet.page_log import PageLog
 from kvrelay.protocol.feed import TransferEvent
@@ -25,6 +27,8 @@ class Transfer:
     id: str
     owner: str
     """Incarnation of the worker that computes it."""
+    life: str
+    """Incarnation of the store."""
     names: tuple[PageName, ...]
     total_tokens: int
     sender: MockStore
@@ -56,6 +60,8 @@ class MockStore:
         self._pages: dict[PageName, None] = {}
         self._transfers: dict[str, Transfer] = {}
         self._failed = 0
+        self.is_away = False
+        """Between two lives."""
 
     def __repr__(self) -> str:
         return f"<MockStore {self.info.name}, {len(self._pages)} pages, {len(self._transfers)} transfers>"
@@ -63,6 +69,22 @@ class MockStore:
     def counts(self) -> dict[str, int]:
         """For heartbeats."""
         return {"pages_used": len(self._pages), "transfers_failed": self._failed}
+
+    # ------------------------------------------------------------ life and death
+
+    def die(self) -> None:
+        """All is lost, and nobody is told; who waits for a transfer waits no longer."""
+        self.is_away = True
+        self._pages.clear()
+        transfers, self._transfers = self._transfers, {}
+        for transfer in transfers.values():
+            self._end(transfer, Stage.FAILED)
+
+    def revive(self, incarnation: str) -> None:
+        """A new life, without a page."""
+        self.info = msgspec.structs.replace(self.info, incarnation=incarnation)
+        self.log = PageLog(incarnation)
+        self.is_away = False
 
     # ------------------------------------------------------------ pages
 
@@ -80,6 +102,8 @@ class MockStore:
 
     def put(self, names: Iterable[PageName]) -> None:
         """These pages are whole here."""
+        if self.is_away:
+            return
         fresh = [name for name in names if name not in self._pages]
         if not fresh:
             return
@@ -98,12 +122,17 @@ class MockStore:
         self, id: str, owner: str, names: Sequence[PageName], total_tokens: int, sender: MockStore, now: float
     ) -> None:
         """The pages of ``names`` will come from ``sender``; those that it has already, at once."""
+        if self.is_away:
+            sender.relay(id, Stage.FAILED, reason=f"no store answers at {self.info.address}")
+            return
         if id in self._transfers:
             return
         while len(self._transfers) >= MAX_TRANSFERS:
             self._transfers.pop(next(iter(self._transfers)))
         lacking = {name for name in names if name not in self._pages}
-        self._transfers[id] = Transfer(id, owner, tuple(names), total_tokens, sender, lacking, begun_s=now)
+        self._transfers[id] = Transfer(
+            id, owner, self.info.incarnation, tuple(names), total_tokens, sender, lacking, begun_s=now
+        )
         self.saved(id, [name for name in names if sender.has(name)], begun_s=now, now=now)
 
     def saved(self, id: str, names: Sequence[PageName], *, begun_s: float, now: float) -> None:
@@ -124,6 +153,8 @@ class MockStore:
         self._later(sent.there_s, lambda: self._arrived(transfer, wanted, sent.there_s))
 
     def _arrived(self, transfer: Transfer, names: Sequence[PageName], now: float) -> None:
+        if self.is_away or transfer.life != self.info.incarnation:
+            return
         self.put(names)
         transfer.expected.difference_update(names)
         if transfer.expected or transfer.outcome is not None:
@@ -160,7 +191,7 @@ class MockStore:
     def may_bring(self, ids: Iterable[str], then: Callable[[], None]) -> bool:
         """Whether one of these transfers is not known yet, or still open; ``then`` is called when an open one ends."""
         pending = False
-        for id in ids:
+        for id in () if self.is_away else ids:
             transfer = self._transfers.get(id)
             if transfer is None:
                 pending = True
@@ -182,8 +213,13 @@ class MockStore:
         for transfer in [each for each in self._transfers.values() if each.owner == owner]:
             self.fail(transfer.id, reason)
 
+    def fail_from(self, sender: MockStore) -> None:
+        """The store from which pages come is gone."""
+        for transfer in [each for each in self._transfers.values() if each.sender is sender]:
+            self.fail(transfer.id, f"store {sender.info.name} is gone")
+
     def relay(self, id: str, stage: Stage, *, tokens: int = 0, reason: str = "") -> None:
-        """A milestone that needs no more than this, of this node's workers above all."""
+        """A milestone that needs no more than this, of this node's workers above all; lost between two lives."""
         self._emit(TransferEvent(store=self.info.name, transfer=id, stage=stage, tokens=tokens, reason=reason))
 
     def _end(self, transfer: Transfer, outcome: Stage) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,20 +15,17 @@ from kvrelay.deploy.mock.handoff import LoadLaw
 from kvrelay.deploy.mock.intake import Intake
 from kvrelay.deploy.mock.page_store import MockStore
 from kvrelay.deploy.mock.scheduler import Limits
+from kvrelay.deploy.mock.store_member import StoreMember
 from kvrelay.deploy.mock.timing import Timing
 from kvrelay.deploy.mock.vocabulary import load_vocabulary
-from kvrelay.deploy.mock.wire import Wire
-from kvrelay.feed import Feed
 from kvrelay.identity import NAMING_VERSION
 from kvrelay.policy.hardware import DEVICES, shape_of
 from kvrelay.policy.perf import seed
-from kvrelay.protocol.feed import Heartbeat, RegisterStore
 from kvrelay.router.tokens import Tokens
-from kvrelay.types import Engine, Fingerprint, PageFormat, StoreInfo
+from kvrelay.types import Engine, Fingerprint, PageFormat
 
 LAYERS, KV_HEADS, HEAD_DIM = 32, 8, 128
 """KV of Llama 3 8B: 131,072 bytes a token in bfloat16."""
-WIRE_LATENCY_S = 50e-6
 LOAD_BYTES_PER_S = 20e9
 """From host memory into an engine's cache: PCIe 4 with 16 lanes moves 20 to 25 GB/s."""
 
@@ -92,8 +88,13 @@ class Site:
         self.author = Author(self.vocabulary.words, self.vocabulary.end, config.mock.answer_tokens)
         self.intake = Intake(tokens, self.engine, self.model)
         self._loop = asyncio.get_running_loop()
-        self._members = [self._member(name) for name in stores]
-        self.stores = [member.store for member in self._members]
+        self.members = {
+            name: StoreMember(
+                name, self.form, config, routers=routers, key=key, later=self.later, died=self._store_died
+            )
+            for name in stores
+        }
+        self.stores = [member.store for member in self.members.values()]
         self.by_address = {store.info.address: store for store in self.stores}
 
     def __repr__(self) -> str:
@@ -135,41 +136,9 @@ class Site:
     async def run_stores(self) -> None:
         """Keep the routers informed of the stores, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            for member in self._members:
-                tasks.create_task(member.feed.run())
+            for member in self.members.values():
+                tasks.create_task(member.run())
 
-    def _member(self, name: str) -> StoreMember:
-        mock = self.config.mock
-        info = StoreInfo(
-            name=name,
-            incarnation=secrets.token_hex(4),
-            address=f"{name}.mock.invalid:1",  # nobody outside of this process can reach it
-            capacity_bytes=mock.store_tokens * self.form.layers * self.form.token_layer_bytes,
-        )
-        wire = Wire(bytes_per_s=mock.link_bytes_per_s / mock.time_scale, latency_s=WIRE_LATENCY_S * mock.time_scale)
-        return StoreMember(info, self, wire)
-
-
-class StoreMember:
-    """A store of ``site`` and its feed."""
-
-    def __init__(self, info: StoreInfo, site: Site, wire: Wire) -> None:
-        self.store = MockStore(
-            info, site.form, wire=wire, later=site.later, emit=lambda message: self.feed.post(message)
-        )
-        self.feed = Feed(
-            site.routers,
-            site.key,
-            sender=info.name,
-            registration=RegisterStore(store=info),
-            heartbeat=self._heartbeat,
-            heartbeat_s=site.config.cluster.heartbeat_s,
-            pages=self.store.log,
-        )
-
-    def __repr__(self) -> str:
-        return f"<StoreMember {self.store!r}, {self.feed!r}>"
-
-    def _heartbeat(self) -> Heartbeat:
-        info = self.store.info
-        return Heartbeat(name=info.name, incarnation=info.incarnation, healthy=True, counts=self.store.counts())
+    def _store_died(self, dead: MockStore) -> None:
+        for store in self.stores:
+            store.fail_from(dead)

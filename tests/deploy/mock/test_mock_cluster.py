@@ -326,7 +326,7 @@ async def test_faults_are_given_over_loopback_to_who_shows_the_key(mocks: Mocks)
                 assert response.status == status
         async with http.get(url, headers=keyed) as response:
             shown = {each["name"]: each["faults"]["hang"] for each in await response.json()}
-    assert shown == {name: name == "decode-0" for name in mocks.node.workers}
+    assert shown == {name: name == "decode-0" for name in (*mocks.node.workers, "store-0", "store-1")}
     assert mocks.node.control_url.startswith("http://127.0.0.1:")
 
 

@@ -71,7 +71,7 @@ async def test_a_mock_cluster_answers_suffers_and_ends(up: Child, run_dir: Path)
     status, said = await kvrelay("fault", "decode-1", "slow=3,hang", *flags)
     assert status == 0, said
     assert "hang=true,slow=3" in said
-    assert (await kvrelay("fault", *flags))[1].count("well") == 4
+    assert (await kvrelay("fault", *flags))[1].count("well") == 6, "two stores and four workers"
     status, said = await kvrelay("fault", "decode-9", "none", *flags)
     assert (status, "there are prefill-0, prefill-1" in said) == (1, True)
     os.kill(up.pid, signal.SIGINT)
