@@ -4,4 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from tests.store.conftest import nursery as nursery
+from tests.store.conftest import start_store as start_store
+
 torch.set_num_threads(1)
