@@ -111,10 +111,15 @@ class Channel:
     @property
     def delivered_bytes(self) -> int:
         """Bytes sent here that the other machine has taken; whether its process has read them is another matter."""
+        return self._sent_bytes - self.queued_bytes
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes sent here that the other machine has not taken yet."""
         queued = array("i", [0])
         with contextlib.suppress(OSError, ValueError):
             fcntl.ioctl(self._sock, termios.TIOCOUTQ, queued)
-        return self._sent_bytes - queued[0]
+        return queued[0]
 
     def lift_limit(self) -> None:
         """Accept messages of the full length from now on: the peer is known."""

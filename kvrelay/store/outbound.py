@@ -174,14 +174,12 @@ class Outbound:
 
     async def _wait(self, line: Line) -> None:
         """Until something can be sent. Raises ``Lost`` when the peer owes an answer and nothing moves for too long."""
-        delivered = line.link.delivered_bytes
         try:
             async with asyncio.timeout(self._patience_s(line)):
                 await self._awake.wait()
         except TimeoutError as error:
-            if line.link.delivered_bytes <= delivered:
+            if not line.has_moved():
                 raise Lost(f"{self.address} did not answer an offer within {self._stall_s:g} s") from error
-            line.heard()
 
     def _patience_s(self, line: Line) -> float | None:
         owed = [push.waits_since for push in self._pushes.values() if push.waits_since is not None]

@@ -37,7 +37,9 @@ class Line:
         self._serials = itertools.count(1)
         self._owed: dict[int, asyncio.Future[Answer]] = {}
         self.moved_at = clock()
-        """When the peer said something last."""
+        """When the peer said something last, or was seen to take bytes of ``link``."""
+        self._delivered = link.delivered_bytes
+        """As of then."""
 
     def __repr__(self) -> str:
         return f"<Line with {self.link.peer}, {len(self._owed)} answers owed>"
@@ -91,20 +93,29 @@ class Line:
         while not owed.done():
             delivered = link.delivered_bytes
             ends: list[asyncio.Future[Any]] = [owed, link.over]
-            await asyncio.wait(ends, timeout=self._patience_s(since), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(ends, timeout=self._patience_s(link, since), return_when=asyncio.FIRST_COMPLETED)
             if owed.done():
                 break
             if link.over.done():
                 raise Lost(f"the link to {self.link.peer} broke before it had taken everything")
             if link.delivered_bytes > delivered:
                 since = self._clock()
-            elif self._patience_s(since) <= 0:
+            elif self._patience_s(link, since) <= 0:
                 raise Lost(f"{self.link.peer} did not answer within {self.stall_s:g} s")
         return owed.result()
 
-    def _patience_s(self, since: float) -> float:
-        return max(0.0, max(since, self.moved_at) + self.stall_s - self._clock())
+    def _patience_s(self, link: Channel, since: float) -> float:
+        """A peer that has it all may take long, as long as it answers others; a link that moves nothing is broken."""
+        moved_at = since if link.queued_bytes else max(since, self.moved_at)
+        return max(0.0, moved_at + self.stall_s - self._clock())
 
     def heard(self) -> None:
         """The peer said something: it lives, and what it owes may still come."""
-        self.moved_at = self._clock()
+        self.moved_at, self._delivered = self._clock(), self.link.delivered_bytes
+
+    def has_moved(self) -> bool:
+        """Whether the peer took bytes of ``link`` since ``moved_at``, which is now if it did."""
+        moved = self.link.delivered_bytes > self._delivered
+        if moved:
+            self.heard()
+        return moved
