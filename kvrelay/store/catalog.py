@@ -34,7 +34,7 @@ class Catalog:
         self.room = room
         self.counts = counts
         self.failed: dict[Page, None] = {}
-        """Given-up pages whose slot somebody may still touch."""
+        """Given-up pages, and whole ones that another copy came before, whose slot somebody may still touch."""
         self.pinned = 0
         self.on_complete: Callable[[list[Page]], None] = lambda pages: None
         self.on_failed: Callable[[Page], None] = lambda page: None
@@ -130,10 +130,8 @@ class Catalog:
         page.shelf.arena.set_state(page.ref.slot, SlotState.FAILED)
         self.failed[page] = None
         self.counts.add("pages_failed")
-        is_first = self.copies.found.get(page.name) is page
         self._replace(page)
-        if is_first:
-            self.on_failed(page)
+        self.on_failed(page)
 
     def in_slot(self, shelf: Shelf, ref: SlotRef) -> Page | None:
         """The page that ``ref`` means, if it still means one."""
@@ -146,7 +144,8 @@ class Catalog:
         page.shelf.arena.set_state(page.ref.slot, SlotState.FAILED)
         self.failed[page] = None
         self.counts.add("pages_damaged")
-        self.on_gone(page)
+        if self.copies.found.get(page.name) is page:
+            self.on_gone(page)
         self._replace(page)
 
     def fail_stalled(self, before: float) -> None:
@@ -216,15 +215,17 @@ class Catalog:
             self.on_complete(stored)
 
     def _complete(self, page: Page, now: float) -> bool:
-        """Keep a page that is whole; False when there is one of its name, and it is dropped."""
+        """Keep a page that is whole; False when another copy is whole already: its slot is freed once it can be."""
         page.state = SlotState.COMPLETE
         self._uses += 1
         page.used, page.keep_until = self._uses, now + self._page_lease_s
         found = self.copies.found.get(page.name)
         if found is None:  # the copy that this one was spare to is gone already
             self.copies.promote(page)
+        elif found is not page and found.state is SlotState.FILLING:
+            self.copies.swap(page)
         elif found is not page:
-            self._drop(page)
+            self._dismiss(page)
             return False
         self._order.offer(page)
         return True
@@ -236,14 +237,22 @@ class Catalog:
         if spare is not None and page.name not in self.copies.found:
             self.copies.promote(spare)
 
+    def _dismiss(self, page: Page) -> None:
+        """A whole copy is not needed; somebody who pinned it before another one was whole may still read it."""
+        if page.pins:
+            self.copies.remove(page)
+            self.failed[page] = None
+        else:
+            self._drop(page)
+
     def _drop(self, page: Page) -> None:
         if self.copies.found.get(page.name) is page:
             self.on_gone(page)
         self.copies.remove(page)
-        page.state = SlotState.FREE
         self._free(page)
 
     def _free(self, page: Page) -> None:
+        page.state = SlotState.FREE
         self._slots[page.shelf].pop(page.ref.slot, None)
         page.shelf.free(page.ref.slot)
 

@@ -48,6 +48,11 @@ class Cohort:
         """Nothing is left to be sent."""
         return self._left == 0
 
+    def replace(self, index: int, ref: SlotRef) -> None:
+        """The page at ``index``, if it is one of these, is taken from another slot; nothing of it was sent."""
+        for row in np.flatnonzero(self._indices == index).tolist():
+            self._frontier.replace(row, ref)
+
     def take(self, limit: int) -> Portion:
         """Up to ``limit`` segments that are in and were not sent. They count as sent from now on."""
         self._frontier.advance()

@@ -1,6 +1,6 @@
 """Pages by name: the copy that readers find, and spare ones in the making. It never touches a slot.
 
-Two writers may fill the same page at the same time; the second copy is of use when the first one fails.
+Two writers may fill the same page at the same time; the second copy is of use when the first one fails, or is slower.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class Copies:
     def __init__(self, order: EvictionOrder) -> None:
         self.found: dict[PageName, Page] = {}
         self.spare: dict[PageName, list[Page]] = {}
-        """Freed when whole, unless the one that is found has failed by then."""
+        """Being filled, all of them: the first one that is whole is found, and the others are freed when they are."""
         self._order = order
 
     def __repr__(self) -> str:
@@ -51,6 +51,15 @@ class Copies:
         """A spare copy is the one that is found from now on; there is no other."""
         self.remove(page)
         self.add(page, None)
+
+    def swap(self, page: Page) -> None:
+        """A spare copy is found from now on, and the one that was found before is spare."""
+        found = self.found[page.name]
+        parent = found.parent
+        self.remove(found)
+        self.remove(page)
+        self.add(page, parent)
+        self.add(found, None)
 
     def first_spare(self, name: PageName) -> Page | None:
         """The oldest spare copy."""

@@ -34,6 +34,10 @@ class Frontier:
         self.generations = np.concatenate((self.generations, [ref.generation for ref in refs])).astype(np.int64)
         self.layers = np.concatenate((self.layers, np.zeros(len(refs), np.int64)))
 
+    def replace(self, row: int, ref: SlotRef) -> None:
+        """Another page, from its first layer on."""
+        self.slots[row], self.generations[row], self.layers[row] = ref.slot, ref.generation, 0
+
     def keep(self, rows: Bools) -> None:
         """Forget the other rows; those behind them move up."""
         self.slots, self.generations, self.layers = self.slots[rows], self.generations[rows], self.layers[rows]

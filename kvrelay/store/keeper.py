@@ -215,7 +215,7 @@ class Keeper:
         self.transfers.pages_complete(names, self._now)
 
     def _page_failed(self, page: Page) -> None:
-        self.pushes.page_failed(page)
+        self.pushes.page_failed(page, self._now)
         if self.catalog.find(page.name) is None:
             self.transfers.page_gone(page.name, self._now)
 

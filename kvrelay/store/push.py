@@ -12,7 +12,7 @@ import numpy as np
 from kvrelay.errors import Malformed
 from kvrelay.policy.codec import BATCH_BYTES
 from kvrelay.protocol.peer import PushOpen, PushPages, PushWanted, Segments
-from kvrelay.store.arena import Ints, SlotState
+from kvrelay.store.arena import Bools, Ints, SlotState
 from kvrelay.store.batch import Batch, Places, runs_of
 from kvrelay.store.catalog import Catalog
 from kvrelay.store.cohort import Cohort, Portion
@@ -44,6 +44,7 @@ class Push:
         self._arena = shelf.arena
         self._catalog = catalog
         self._absent = {name: index for index, name in enumerate(transfer.names)}
+        self._place_of = dict(self._absent)
         self._pages: dict[int, Page] = {}
         self._fresh: deque[int] = deque()
         self._offers: deque[list[int]] = deque()
@@ -51,6 +52,8 @@ class Push:
         """Of pages that the peer asked for: those of which something is to be sent yet."""
         self._left: Ints = np.full(len(transfer.names), self._arena.format.layers, np.int64)
         """Layers of each page that the peer has not said to have taken."""
+        self._is_sent: Bools = np.zeros(len(transfer.names), np.bool_)
+        """Pages of which a layer was sent, whether it was taken or not."""
         self._filling: list[int] = []
         """Pages of which some layers may be lacking here."""
 
@@ -110,7 +113,20 @@ class Push:
         self._absent.clear()
 
     def holds(self, page: Page) -> bool:
-        return any(held is page for held in self._pages.values())
+        return self._pages.get(self._place_of.get(page.name, -1)) is page
+
+    def replace(self, page: Page, copy: Page, now: float) -> bool:
+        """Go on with another copy of a page that it holds. False when it cannot be: something of it was sent."""
+        index = self._place_of[page.name]
+        if self._is_sent[index] or (copy.shelf, copy.tokens, copy.shards) != (page.shelf, page.tokens, page.shards):
+            return False
+        self._catalog.pin(copy, now)
+        self._catalog.unpin(page)
+        self._pages[index] = copy
+        self._filling.append(index)
+        for cohort in self._cohorts:
+            cohort.replace(index, copy.ref)
+        return True
 
     def next_offer(self, now: float) -> PushPages | None:
         """Pages to ask the peer about, all of equally many shards; call again for the others."""
@@ -151,6 +167,7 @@ class Push:
             return None
         pages = np.concatenate([portion.pages for portion in portions])
         places = Places(*map(np.concatenate, zip(*(portion.places for portion in portions), strict=True)))
+        self._is_sent[pages] = True
         columns = Columns(pages, places.layers, self._arena.checksums(places.slots, places.layers, shards))
         message = Segments(
             transfer=self.transfer.id,

@@ -50,11 +50,13 @@ class Pushes:
             push.page_here(page, now)
             wake()
 
-    def page_failed(self, page: Page) -> None:
-        """A page was given up: pushes that hold it cannot be completed."""
+    def page_failed(self, page: Page, now: float) -> None:
+        """A page was given up: pushes that hold it go on with another copy, or cannot be completed."""
+        copy = self._catalog.find(page.name)
         for push, _shelf, wake in self._pushes.values():
             if push.holds(page):
-                push.problem = "a page of it was given up by its writer"
+                if copy is None or not push.replace(page, copy, now):
+                    push.problem = "a page of it was given up by its writer"
                 wake()
 
     def fail(self, transfer: Transfer) -> None:

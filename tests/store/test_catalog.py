@@ -137,16 +137,48 @@ def test_a_partial_page_under_lease_goes_when_nothing_else_can(store: Store) -> 
     assert store.present(0, 1, 2, 3) == [False, True, True, True]
 
 
-def test_the_second_copy_of_a_page_is_freed_when_it_is_whole(store: Store) -> None:
-    first, second = store.begin(1), store.begin(1)
-    assert first
-    assert second
-    store.fill(second)
-    assert store.present(1) == [False]
-    assert not store.shelf.arena.is_current(second.ref)
-    store.fill(first)
+@pytest.mark.parametrize("faster", [0, 1])
+def test_the_copy_that_is_whole_first_is_found_and_the_other_freed_when_it_is_whole(store: Store, faster: int) -> None:
+    copies = [store.begin(1), store.begin(1)]
+    fast, slow = copies[faster], copies[1 - faster]
+    assert fast
+    assert slow
+    store.fill(fast)
+    assert store.catalog.find(name(1)) is fast
     assert store.present(1) == [True]
+    store.check()
+    store.fill(slow)
+    assert store.catalog.find(name(1)) is fast
+    assert not store.shelf.arena.is_current(slow.ref)
     assert store.shelf.occupied == 1
+    store.check()
+
+
+def test_a_copy_that_another_one_overtook_stays_while_somebody_reads_it(store: Store) -> None:
+    slow, fast = store.begin(1), store.begin(1)
+    assert slow
+    assert fast
+    store.catalog.pin(slow, store.now)
+    store.fill(fast)
+    store.fill(slow)
+    assert store.shelf.arena.is_current(slow.ref)
+    store.check()
+    store.catalog.unpin(slow)
+    store.check()
+    assert [store.put(number).name for number in (2, 3, 4)]
+    assert not store.shelf.arena.is_current(slow.ref)
+    assert store.present(1, 2, 3, 4) == [True] * 4
+    store.check()
+
+
+def test_a_copy_that_overtakes_another_one_takes_its_place_in_the_chain(store: Store) -> None:
+    parent = store.put(0)
+    slow, fast = store.begin(1, parent), store.begin(1, parent)
+    assert slow
+    assert fast
+    store.fill(fast)
+    assert fast.parent is parent
+    assert slow.parent is None
     store.check()
 
 
@@ -162,8 +194,8 @@ def test_the_second_copy_takes_over_when_the_first_one_fails(store: Store) -> No
 
 
 def test_the_page_in_a_slot_is_found_whatever_became_of_it(store: Store) -> None:
-    first, spare, failed = store.put(1), store.begin(2), store.begin(3)
-    second = store.begin(2)
+    first, second, failed = store.put(1), store.begin(2), store.begin(3)
+    spare = store.begin(2)
     assert spare
     assert second
     assert failed
@@ -172,7 +204,8 @@ def test_the_page_in_a_slot_is_found_whatever_became_of_it(store: Store) -> None
         assert store.catalog.in_slot(store.shelf, page.ref) is page
     store.check()
     store.fill(second)
-    assert store.catalog.in_slot(store.shelf, second.ref) is None, "freed as a second copy"
+    store.fill(spare)
+    assert store.catalog.in_slot(store.shelf, spare.ref) is None, "freed as a second copy"
     assert store.catalog.in_slot(store.shelf, SlotRef(first.ref.slot, first.ref.generation - 1)) is None
     store.check()
 
@@ -253,11 +286,12 @@ def test_a_format_that_cannot_fit_is_refused() -> None:
 def _random_step(store: Store, pinned: list[Page], dice: random.Random) -> None:
     choice = dice.random()
     live = list(store.catalog.copies.found.values())
+    begun = [*live, *(page for spares in store.catalog.copies.spare.values() for page in spares)]
     if choice < 0.5:
         parent = dice.choice(live) if live else None
-        store.begin(dice.randrange(40), parent, tokens=dice.choice([32, 32, 3]))
+        store.begin(dice.randrange(20), parent, tokens=dice.choice([32, 32, 3]))
     elif choice < 0.75 and live:
-        store.fill(dice.choice(live), layers=dice.choice([1, 2]))
+        store.fill(dice.choice(begun), layers=dice.choice([1, 2]))
     elif choice < 0.85 and live:
         page = dice.choice(live)
         store.catalog.pin(page, store.now)
@@ -265,7 +299,7 @@ def _random_step(store: Store, pinned: list[Page], dice: random.Random) -> None:
     elif choice < 0.95 and pinned:
         store.catalog.unpin(pinned.pop(dice.randrange(len(pinned))))
     elif live:
-        store.catalog.fail(dice.choice(live), store.now)
+        store.catalog.fail(dice.choice(begun), store.now)
     store.now += dice.choice([0, 1, 20])
     store.catalog.sweep(store.now)
 

@@ -43,9 +43,12 @@ class Sender:
         if is_heard:
             self.keeper.progress(0.0)
 
+    def wish(self, *wanted: int) -> PushWanted:
+        return PushWanted(transfer=self.push.transfer.id, indices=list(wanted))
+
     def offer(self, *wanted: int) -> None:
         assert self.push.next_offer(0.0) is not None
-        self.push.answer(PushWanted(transfer=self.push.transfer.id, indices=list(wanted)), 0.0)
+        self.push.answer(self.wish(*wanted), 0.0)
 
     def send(self) -> None:
         batch = self.push.next_batch(1)

@@ -57,8 +57,10 @@ class Peer:
             await asyncio.sleep(STALL_S / 4)
 
     def close(self) -> None:
-        for each in (self._listener, *self._far, *self._near):
-            each.close()
+        for sock in (self._listener, *self._far):
+            sock.close()
+        for link in self._near:
+            link.close()
 
 
 @pytest.fixture

