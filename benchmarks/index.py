@@ -29,6 +29,7 @@ from kvrelay.protocol.feed import Heartbeat, PageChange, PageEvents, PageSnapsho
 from kvrelay.protocol.frame import FrameReader, encode
 from kvrelay.protocol.message import Message
 from kvrelay.router.feed import FeedServer
+from kvrelay.router.switchboard import Switchboard
 from kvrelay.types import Medium, PageName, StoreInfo
 
 DEPTH = 128
@@ -138,7 +139,7 @@ async def rebuild_s(pages: int) -> float:
     log, dice = PageLog("1"), random.Random(4)
     log.store([PageName(dice.randbytes(16)) for _ in range(pages)], Medium.MEMORY)
     brain = Brain(dead_after_s=60.0, transfer_wait_s=60.0, index_pages=2 << 20)
-    server = FeedServer(brain, time.monotonic, lambda commands: None, lambda worker: None)
+    server = FeedServer(brain, time.monotonic, lambda commands: None, lambda worker: None, Switchboard())
     sock = bind_tcp("127.0.0.1", 0)
     listener = Listener(sock, KEY, receiver="router", purposes={"feed"}, serve=lambda link: _serve(server, link))
     feed = Feed(

@@ -41,6 +41,8 @@ COUNTS: Mapping[str, str] = MappingProxyType(
         "pages_used": "Pages here now.",
         "pushes_failed": "Pushes to other stores that did not end whole.",
         "pushes_open": "Pushes under way now.",
+        "push_orders": "Pushes that routers ordered.",
+        "push_orders_refused": "Of these, those that could not begin.",
         "read_bad_checksum": "Pages that a script read and that did not match their checksum.",
         "saves_behind": "Times that copies from the GPU fell behind the forward pass.",
         "saves_crashed": "Faults while pages were copied out of the engine's blocks.",

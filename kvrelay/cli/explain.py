@@ -22,6 +22,7 @@ ROWS = {
     "answer": "first token",
     "ttft": "time to first token",
     "harm": "harm to others",
+    "effort": "price of P's time",
     "pressure": "price of KV",
     "total": "cost",
     "tpot": "time per token",

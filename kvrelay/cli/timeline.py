@@ -35,6 +35,7 @@ class Phase(Value, frozen=True, kw_only=True):
 
 _LOOKS = {
     "route": ("·", "cyan"),
+    "wait for prefix": ("~", "white"),
     "queue": ("░", "white"),
     "prefill": ("█", "blue"),
     "transfer, exposed": ("▒", "magenta"),
@@ -66,11 +67,14 @@ def phases(record: Mapping[str, Any]) -> list[Phase]:
 def _cuts(events: Mapping[str, float], *, split: bool) -> list[tuple[str, float | None]]:
     """Each phase with the moment at which it ends; None when that moment was not seen."""
     first, finished = events.get("first_token"), events.get("finished")
+    begin = [("route", events.get("prefill_sent" if split else "decode_sent"))]
+    if "prefix_ready" in events:
+        begin = [("route", events.get("routed")), ("wait for prefix", events["prefix_ready"])]
     if not split and first is None:
-        return [("route", events.get("decode_sent")), ("prefill and decode", finished)]
+        return [*begin, ("prefill and decode", finished)]
     if not split:
-        return [("route", events.get("decode_sent")), ("prefill", first), ("decode", finished)]
-    queue = [("route", events.get("prefill_sent")), ("queue", events.get("prefill_started"))]
+        return [*begin, ("prefill", first), ("decode", finished)]
+    queue = [*begin, ("queue", events.get("prefill_started"))]
     if _overtaken(events):
         return [*queue, ("prefill", first), ("decode", finished)]
     loaded = events.get("loaded")
@@ -98,6 +102,7 @@ def _notes(record: Mapping[str, Any]) -> dict[str, str]:
     until = "; it ends with D's first token" if remote and _overtaken(record.get("events", {})) else ""
     return {
         "route": "tokenise, name the pages, choose the workers",
+        "wait for prefix": _awaited(record),
         "queue": f"wait at {worker}",
         "prefill": f"{prompt} tokens on {worker}, {cached} of them cached{until}",
         "transfer, exposed": "the part of the hand-off that nothing hides",
@@ -105,6 +110,13 @@ def _notes(record: Mapping[str, Any]) -> dict[str, str]:
         "decode": f"{record.get('output_tokens') or 0} tokens on {decoder}",
         "prefill and decode": f"{prompt} tokens read, {record.get('output_tokens') or 0} written by {decoder}",
     }
+
+
+def _awaited(record: Mapping[str, Any]) -> str:
+    wait = (record.get("waits") or [{}])[0]
+    if wait.get("source") == "peer":
+        return f"{wait.get('tokens', 0)} tokens from {wait.get('origin', '')}: {wait.get('ending', '')}"
+    return f"{wait.get('tokens', 0)} tokens that another request computed: {wait.get('ending', '')}"
 
 
 def _loaded(record: Mapping[str, Any]) -> str:

@@ -35,7 +35,7 @@ def actual(timeline: Timeline, answers: int = 1) -> Actual:
     first, routed, finished = events.get("first_token"), events.get("routed"), events.get("finished")
     each = timeline.output_tokens / answers
     return Actual(
-        items=tuple(_items(timeline)) if timeline.path == Path.REMOTE_PREFILL else (),
+        items=tuple(_items(timeline)),
         ttft_s=None if first is None or routed is None else max(0.0, first - routed),
         tpot_s=None if first is None or finished is None or each <= 1 else (finished - first) / (each - 1),
     )
@@ -46,13 +46,16 @@ def _items(timeline: Timeline) -> Iterator[tuple[Item, float]]:
     computed = events.get("prefill_finished")
     # Who overtook P's own answer was in place when it wrote.
     ready = max(computed, events.get("loaded", computed)) if computed is not None else None
-    moments = (
-        (None, events.get("routed")),
-        (Item.QUEUE, events.get("prefill_started")),
-        (Item.PREFILL, computed),
-        (Item.TRANSFER, ready),
-        (Item.ANSWER, events.get("first_token")),
-    )
+    moments: list[tuple[Item | None, float | None]] = [(None, events.get("routed"))]
+    if "prefix_ready" in events:
+        moments.append((Item.SOURCE, events["prefix_ready"]))
+    if timeline.path == Path.REMOTE_PREFILL:
+        moments += [
+            (Item.QUEUE, events.get("prefill_started")),
+            (Item.PREFILL, computed),
+            (Item.TRANSFER, ready),
+            (Item.ANSWER, events.get("first_token")),
+        ]
     for (_, begin), (item, end) in pairwise(moments):
         if item is not None and begin is not None and end is not None:
             yield item, max(0.0, end - begin)

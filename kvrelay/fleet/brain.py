@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from kvrelay.errors import Overloaded
 from kvrelay.fleet.chooser import Chooser, Pick
+from kvrelay.fleet.decode_orders import DecodeOrders
 from kvrelay.fleet.door import Door
 from kvrelay.fleet.draining import Drains
 from kvrelay.fleet.experience import Experience
@@ -20,8 +21,6 @@ from kvrelay.fleet.flight import (
     Flight,
     LegState,
     Plan,
-    PromptLeg,
-    SendPrefill,
     Start,
     Waits,
 )
@@ -34,13 +33,17 @@ from kvrelay.fleet.lessons import Lessons
 from kvrelay.fleet.loads import Loads
 from kvrelay.fleet.membership import Membership
 from kvrelay.fleet.outcomes import Outcomes
-from kvrelay.fleet.workers import Fleet, Handoff
+from kvrelay.fleet.prefix_waits import PrefixWaits
+from kvrelay.fleet.prefixes import Prefixes
+from kvrelay.fleet.workers import Fleet
 from kvrelay.policy.admit import RETRY_AFTER_S, Limits
+from kvrelay.policy.patience import longest_hold_s
 from kvrelay.protocol.feed import TransferEvent
 from kvrelay.types import Fingerprint, PageName, Stage, StoreInfo, WorkerInfo
 
 _LEG_STATES = {Stage.STARTED: LegState.STARTED, Stage.LAST_CHUNK: LegState.LAST_CHUNK}
-_OVER = frozenset({Stage.ARRIVED, Stage.LOADED, Stage.FAILED})
+_THERE = frozenset({Stage.ARRIVED, Stage.LOADED})
+_OVER = _THERE | {Stage.FAILED}
 
 
 class Brain:
@@ -63,16 +66,25 @@ class Brain:
         self.ledger = Ledger()
         self.experience = Experience(self.loads.links)
         self._holdings = Holdings(self.fleet, self.index, self.loads.links)
+        self.prefixes = Prefixes(self.fleet, self.loads.links, self._holdings, longest_hold_s(transfer_wait_s))
         self.outcomes = Outcomes(self.fleet, self._holdings, Lessons(self.experience, self.loads))
         breakers = self.outcomes.breakers
         self._chooser = Chooser(
-            self.fleet, self.loads, self._holdings, self.experience, breakers, local_prefill=local_prefill
+            self.fleet,
+            self.loads,
+            self._holdings,
+            self.experience,
+            breakers,
+            self.prefixes.reach,
+            local_prefill=local_prefill,
         )
-        self._launcher = Launcher(self._chooser, self.loads, self.ledger, self.outcomes)
+        self._launcher = Launcher(self._chooser, self.loads, self.ledger, self.outcomes, self.prefixes)
         self.members = Membership(self.fleet, self.index, self._holdings, self.loads, self.experience, breakers)
         self.door = Door(self.fleet, self.loads, self.experience, breakers, limits or Limits())
+        self._decode_orders = DecodeOrders(self.fleet)
         self._flights: dict[str, Flight] = {}
         self.drains = Drains(self.fleet, self.loads, self._flights)
+        self.waits = PrefixWaits(self.prefixes, self._launcher, self._flights, self._dispatch_if_ready)
         self.unknown_transfers = 0
         """Milestones of transfers that this router does not know (any more)."""
 
@@ -110,17 +122,19 @@ class Brain:
             commands += self._abandon(name, decode_too=True)
         for flight in self._flights.values():
             if now - flight.heard_s > self._transfer_wait_s:
-                commands += self._dispatch(flight)
-        return commands + self.admit_waiting(now)
+                commands += self._dispatch(flight, now)
+        return commands + self.waits.tick(now) + self.admit_waiting(now)
 
     def _abandon(self, worker: str, *, decode_too: bool) -> list[Command]:
         commands: list[Command] = []
         for flight in self._flights.values():
-            commands += [
-                AbandonPrefill(request_id=flight.request_id, index=leg.index)
-                for leg in flight.legs
-                if leg.reservation is not None and leg.reservation.worker == worker
-            ]
+            for leg in flight.legs:
+                if leg.reservation is None or leg.reservation.worker != worker:
+                    continue
+                if leg.state is LegState.HELD:
+                    self.waits.abandon(flight, leg)
+                else:
+                    commands.append(AbandonPrefill(request_id=flight.request_id, index=leg.index))
             if decode_too and flight.decode.worker == worker:
                 commands.append(AbandonDecode(request_id=flight.request_id))
         return commands
@@ -149,7 +163,7 @@ class Brain:
 
     def admit_waiting(self, now: float) -> list[Command]:
         """Something was given back or time passed: let in whose turn it is, and turn away who waited too long."""
-        commands: list[Command] = list(self.door.overdue(now))
+        commands = [*self.waits.flush(now), *self.door.overdue(now)]
         while (head := self.door.waiting.head()) is not None:
             ground = self._chooser.ground(head.ask.facts.model, now)
             pick = self._chooser.begin(head.ask, ground, now) if ground.writers else None
@@ -173,10 +187,11 @@ class Brain:
         leg.reached(LegState.FINISHED, now)
         leg.cached_tokens = min(cached_tokens, leg.prompt_tokens)
         self.outcomes.prefill_finished(leg, now)
-        self._release(leg, now)
+        self._launcher.release(leg, now)
         flight.timeline.computed(leg.transfer, now)
         flight.heard_s = now
-        return self._dispatch_if_ready(flight) + self.admit_waiting(now)
+        ready = self._dispatch_if_ready(flight, now)
+        return ready + self.waits.computed(leg.transfer, now) + self.admit_waiting(now)
 
     def prefill_failed(self, request_id: str, index: int, now: float, *, blamed: bool = True) -> list[Command]:
         """P refused, reset or vanished: another P, unless D is already at work; without one D computes the prompt.
@@ -186,21 +201,19 @@ class Brain:
         flight = self._flights[request_id]
         leg = flight.legs[index]
         self.outcomes.prefill_failed(leg, now, blamed=blamed)
-        self._release(leg, now)
+        self._launcher.release(leg, now)
         leg.state = LegState.FAILED
         flight.timeline.lost(leg.transfer)
-        order = None if flight.dispatched else self._launcher.assign(flight, leg, now)
-        if order is not None:
-            return [SendPrefill(request_id=request_id, order=order)]
-        return self._dispatch_if_ready(flight)
-
-    def _release(self, leg: PromptLeg, now: float) -> None:
-        if leg.reservation is not None:
-            self.loads.release_prefill(leg.reservation, now)
-            leg.reservation = None
+        self.waits.failed(leg.transfer)
+        # Before those that waited for it: they may wait for its next attempt.
+        assigned = None if flight.dispatched else self._launcher.assign(flight, leg, now)
+        again = assigned.commands(request_id) if assigned is not None else self._dispatch_if_ready(flight, now)
+        return again + self.waits.flush(now)
 
     def transfer_event(self, event: TransferEvent, now: float) -> list[Command]:
         """A store relays a milestone. Late and unknown ones are counted and change nothing else."""
+        if self.prefixes.pulls.knows(event.transfer):
+            return self.waits.heard(event, now)
         timeline = self.ledger.of_transfer(event.transfer)
         if timeline is None:
             self.unknown_transfers += 1
@@ -213,60 +226,49 @@ class Brain:
         flight.heard_s = now
         if event.stage in _LEG_STATES:
             leg.reached(_LEG_STATES[event.stage], now)
+            if event.stage is Stage.STARTED:
+                self.prefixes.underway.started(event.transfer, now)
         elif event.stage in _OVER:
             leg.transfer_over = True
-        return self._dispatch_if_ready(flight)
+        came = self.waits.computed(event.transfer, now) if event.stage in _THERE else []
+        return self._dispatch_if_ready(flight, now) + came
 
-    def _dispatch_if_ready(self, flight: Flight) -> list[Command]:
-        return self._dispatch(flight) if flight.ready_for_decode else []
+    def _dispatch_if_ready(self, flight: Flight, now: float) -> list[Command]:
+        return self._dispatch(flight, now) if flight.ready_for_decode else []
 
-    def _dispatch(self, flight: Flight) -> list[Command]:
+    def _dispatch(self, flight: Flight, now: float) -> list[Command]:
         if flight.dispatched:
             return []
         flight.dispatched = True
+        self.waits.drop(flight, now)
         return [DispatchDecode(request_id=flight.request_id)]
 
     # ------------------------------------------------------------ D leg
 
     def decode_order(self, request_id: str, now: float) -> DecodeOrder:
-        """Where the D leg goes now."""
+        """Where the D leg goes now. Raises ``Overloaded`` when that worker is gone."""
         flight = self._flights[request_id]
         flight.timeline.mark("decode_sent", now)
-        member = self.fleet.workers.get(flight.decode.worker)
-        if member is None:
-            raise Overloaded(f"worker {flight.decode.worker} is gone; retry", RETRY_AFTER_S)
-        # Pages went to the store of the D that was chosen first; elsewhere the transfers mean nothing.
-        near = member.info.store == flight.aimed_at.store
-        own_dtype = member.info.engine.fingerprint.format.dtype
-        return DecodeOrder(
-            worker=member.info.name,
-            url=member.info.url,
-            transfers=flight.transfers() if near else (),
-            home=self._home(flight, member.info, now),
-            # A D that takes over was not paired with P: whether it may convert is to be asked again.
-            page_dtypes=flight.page_dtypes(own_dtype) if near and self.fleet.converts_kv_dtype else (),
-        )
-
-    def _home(self, flight: Flight, decode: WorkerInfo, now: float) -> str | None:
-        prefill = self.fleet.workers.get(flight.timeline.prefill_worker or "")
-        way = self.fleet.pair(decode, prefill.info, now) if prefill else None
-        return way.push_to if isinstance(way, Handoff) and not way.converts else None
+        return self._decode_orders.of(flight, now)
 
     def decode_refused(self, request_id: str, now: float) -> bool:
         """D failed before its first byte reached the client; False when no other D is left."""
         flight = self._flights[request_id]
         self.outcomes.decode_refused(flight, now)
+        self.waits.failed(request_id)
         pick = self._chooser.decode(flight.ask, flight.tried_decode, now)
         if pick is None:
             return False
         self._launcher.move(flight, pick, now)
         return True
 
-    def first_token(self, request_id: str, now: float) -> None:
+    def first_token(self, request_id: str, now: float) -> list[Command]:
+        """D writes."""
         flight = self._flights[request_id]
         flight.timeline.mark_first("first_token", now)
         self.outcomes.first_token(flight, now)
         self.loads.computed(flight.decode, now)
+        return self.waits.computed(request_id, now)
 
     def cached_tokens(self, request_id: str) -> int | None:
         """What the answer's usage says was cached; None: D's own count is right."""
@@ -281,9 +283,12 @@ class Brain:
         timeline.status, timeline.output_tokens = status, output_tokens
         timeline.cached_tokens = flight.cached_tokens
         timeline.mark("finished", now)
+        self.waits.drop(flight, now)
         self.outcomes.finished(flight, now)
         for leg in flight.legs:
-            self._release(leg, now)
+            self.waits.failed(leg.transfer)
+            self._launcher.release(leg, now)
+        self.waits.failed(request_id)
         self.loads.release_decode(flight.decode, now)
         return timeline
 
@@ -291,4 +296,5 @@ class Brain:
         """Raise AssertionError unless what is reserved is exactly what the flights hold."""
         flights = self._flights.values()
         prefills = [reservation for flight in flights for reservation in flight.prefill_reservations()]
-        self.loads.check(prefills, [flight.decode for flight in flights])
+        self.loads.check(prefills, [flight.decode for flight in flights], self.prefixes.pulls.moving())
+        self.prefixes.check_invariants()

@@ -13,6 +13,7 @@ from kvrelay.fleet.ground import Ground, Grounds, Place
 from kvrelay.fleet.holdings import Depths, Holdings, stored_tokens
 from kvrelay.fleet.loads import DecodeReservation, Loads, PrefillReservation
 from kvrelay.fleet.rates import Law
+from kvrelay.fleet.reach import Reach
 from kvrelay.fleet.workers import Fleet, Handoff
 from kvrelay.policy.cost import Flags, Prompt, Readers, Ways, Writers, uncached_tokens
 from kvrelay.policy.fit import Floats
@@ -56,12 +57,14 @@ class Chooser:
         holdings: Holdings,
         experience: Experience,
         breakers: Breakers,
+        reach: Reach,
         *,
         local_prefill: bool,
     ) -> None:
         self._fleet = fleet
         self._loads = loads
         self._holdings = holdings
+        self._reach = reach
         self._experience = experience
         self._local_prefill = local_prefill
         self._grounds = Grounds(fleet, loads.links, breakers)
@@ -86,16 +89,23 @@ class Chooser:
         pairs = ground.pairs if split else np.zeros_like(ground.pairs)
         # Of several prompts some would be local and some not; until hand-offs are known, roles decide.
         own = self._local_prefill and self._experience.knows_handoffs and len(facts.prompt_tokens) == 1
-        return self._choose(prompt, names, ground, pairs, np.logical_or(~pairs.any(axis=0), own), now)
+        own_too = np.logical_or(~pairs.any(axis=0), own)
+        return self._choose(prompt, names, ground, pairs, own_too, now, may_wait=len(facts.prompt_tokens) == 1 or split)
 
-    def prefill(self, ask: Ask, leg: PromptLeg, decode: WorkerInfo, now: float) -> Pick | None:
-        """The best P for this prompt that can hand over to ``decode`` and was not tried yet."""
+    def prefill(
+        self, ask: Ask, leg: PromptLeg, decode: WorkerInfo, now: float, *, may_wait: bool, shun: str | None = None
+    ) -> Pick | None:
+        """The best P for this prompt that can hand over to ``decode``, was not tried and is not the one to ``shun``.
+
+        ``may_wait``: for a prefix that another worker computes, or a store is to push.
+        """
         ground = self._grounds.of(ask.facts.model, now)
-        fresh = np.array([worker.name not in leg.tried for worker in ground.readers], dtype=bool)
+        tried = leg.tried | {shun}
+        fresh = np.array([worker.name not in tried for worker in ground.readers], dtype=bool)
         there = np.array([worker.name == decode.name for worker in ground.writers], dtype=bool)
         pairs = ground.pairs & fresh[:, np.newaxis] & there
         prompt = self._prompt(ask, leg.prompt_tokens)
-        return self._choose(prompt, leg.names, ground, pairs, np.zeros_like(there), now)
+        return self._choose(prompt, leg.names, ground, pairs, np.zeros_like(there), now, may_wait=may_wait)
 
     def decode(self, ask: Ask, tried: Collection[str], now: float) -> Pick | None:
         """The best D that was not tried yet, when the first one failed."""
@@ -103,7 +113,7 @@ class Chooser:
         fresh = np.array([worker.name not in tried for worker in ground.writers], dtype=bool)
         prompt = self._prompt(ask, ask.facts.prompt_tokens[longest_prompt(ask)])
         names = ask.facts.page_names[longest_prompt(ask)] if ask.facts.page_names else {}
-        return self._choose(prompt, names, ground, np.zeros_like(ground.pairs), fresh, now)
+        return self._choose(prompt, names, ground, np.zeros_like(ground.pairs), fresh, now, may_wait=False)
 
     def _prompt(self, ask: Ask, tokens: int) -> Prompt:
         facts = ask.facts
@@ -115,13 +125,23 @@ class Chooser:
         )
 
     def _choose(
-        self, prompt: Prompt, names: PromptNames, ground: Ground, pairs: Flags, own: Flags, now: float
+        self,
+        prompt: Prompt,
+        names: PromptNames,
+        ground: Ground,
+        pairs: Flags,
+        own: Flags,
+        now: float,
+        *,
+        may_wait: bool,
     ) -> Pick | None:
         depths = self._holdings.depths(names)
-        readers = self._readers(ground.reading, depths, prompt, now)
-        writers = self._writers(ground.writing, depths, own, prompt, now)
+        waited_for = names if may_wait else {}
+        readers = self._readers(ground.reading, depths, waited_for, prompt, now)
+        own_readers = self._readers(ground.writing, depths, waited_for if own.any() else {}, prompt, now)
+        writers = self._writers(ground.writing, own_readers, own, prompt)
         matrices = self._loads.links.between(ground.reading.stores, ground.writing.stores)
-        stored = stored_tokens(ground.reading, ground.writing, depths)
+        stored = stored_tokens(ground.reading, ground.writing, depths, own_readers.sources)
         decision = choose(prompt, readers, writers, Ways(pairs, *matrices, stored))
         if decision is None:
             return None
@@ -156,8 +176,10 @@ class Chooser:
 
     # ------------------------------------------------------------ vectors
 
-    def _readers(self, place: Place, depths: Depths, prompt: Prompt, now: float) -> Readers:
-        loads, names = self._loads, place.names
+    def _readers(self, place: Place, depths: Depths, waited_for: PromptNames, prompt: Prompt, now: float) -> Readers:
+        loads, names, sources = self._loads, place.names, self._holdings.sources(place, depths)
+        if waited_for:
+            sources = self._reach.added(sources, place, waited_for, depths, prompt.tokens, now)
         rates = self._experience.rates(names)[Law.PREFILL.value]
         # Without what is cached, which differs from worker to worker: a prompt that is short is so anyway.
         own_s = prefill_seconds(rates, np.array([prompt.tokens]), np.zeros(1))
@@ -166,14 +188,13 @@ class Chooser:
             names=names,
             rates=rates,
             queue_s=_row([loads.wait_s(name, now, most) for name, most in zip(names, at_most_s, strict=True)]),
-            sources=self._holdings.sources(place, depths),
+            sources=sources,
             token_bytes=place.token_bytes,
             last_chosen=np.array([loads.last_chosen(name) for name in names], dtype=np.int64),
         )
 
-    def _writers(self, place: Place, depths: Depths, computes: Flags, prompt: Prompt, now: float) -> Writers:
-        loads, readers = self._loads, self._readers(place, depths, prompt, now)
-        rates = self._experience.rates(readers.names)
+    def _writers(self, place: Place, readers: Readers, computes: Flags, prompt: Prompt) -> Writers:
+        loads, rates = self._loads, self._experience.rates(readers.names)
         return Writers(
             readers=readers,
             step_rates=rates[Law.STEP.value],

@@ -9,6 +9,7 @@ from kvrelay.fleet.ledger import Timeline
 from kvrelay.fleet.loads import DecodeReservation, PrefillReservation
 from kvrelay.policy.admit import Slo
 from kvrelay.policy.route import Path
+from kvrelay.protocol.feed import PushOrder
 from kvrelay.types import PromptNames, RequestFacts, Value, WorkerInfo
 
 
@@ -50,11 +51,14 @@ class DecodeOrder(Value, frozen=True, kw_only=True):
 
 
 class Plan(Value, frozen=True, kw_only=True):
-    """What was chosen and reserved for a request. Without ``prefills`` D is to be asked at once."""
+    """What was chosen and reserved for a request."""
 
     path: Path
     local_reason: str
     prefills: tuple[PrefillOrder, ...]
+    pulls: tuple[PullPages, ...] = ()
+    held: bool = False
+    """Of a request that D serves alone: a ``DispatchDecode`` will come. Else D is to be asked at once."""
 
 
 class Waits(Value, frozen=True, kw_only=True):
@@ -104,12 +108,22 @@ class AbandonDecode(Value, frozen=True, kw_only=True):
     request_id: str
 
 
-Command = Start | Refuse | SendPrefill | DispatchDecode | AbandonPrefill | AbandonDecode
+class PullPages(Value, frozen=True, kw_only=True):
+    """Command: have ``store`` push pages that this request waits for."""
+
+    request_id: str
+    store: str
+    order: PushOrder
+
+
+Command = Start | Refuse | SendPrefill | DispatchDecode | AbandonPrefill | AbandonDecode | PullPages
 
 
 class LegState(StrEnum):
     """How far one prompt's prefill is."""
 
+    HELD = "held"
+    """Its P is not asked yet: a prefix of it is to come first."""
     SENT = "sent"
     STARTED = "started"
     LAST_CHUNK = "last_chunk"
@@ -129,6 +143,8 @@ class PromptLeg:
     prompt_tokens: int
     names: PromptNames
     state: LegState = LegState.FAILED
+    holds: int = 0
+    """How often it was held back."""
     transfer: str = ""
     page_dtype: str = ""
     """KV type of the pages that the chosen P writes."""

@@ -39,6 +39,10 @@ class Place:
     """Names of their stores in the index."""
     roots: tuple[PageName, ...]
     """How each names its pages: ``identity.root_of``."""
+    kinds: Mapping[PageName, Flags]
+    """Who of them names pages so, by root."""
+    at: Mapping[str, list[int]]
+    """Positions of those beside each store, by its name in the index, and of each worker by its own."""
     page_tokens: Floats
     page_bytes: Floats
     token_bytes: Floats
@@ -104,6 +108,7 @@ class Grounds:
     def _place(self, workers: tuple[WorkerInfo, ...]) -> Place:
         stores = [worker.store for worker in workers]
         formats = [worker.engine.fingerprint.format for worker in workers]
+        roots = tuple(root_of(worker.engine.fingerprint) for worker in workers)
         return Place(
             workers=workers,
             names=tuple(worker.name for worker in workers),
@@ -111,7 +116,9 @@ class Grounds:
             overtaken_share=np.array([worker.engine.overtaken_share for worker in workers], dtype=np.float64),
             stores=self._links.rows(stores),
             store_keys=tuple(map(store_key, stores)),
-            roots=tuple(root_of(worker.engine.fingerprint) for worker in workers),
+            roots=roots,
+            kinds={root: np.array([each == root for each in roots], dtype=bool) for root in dict.fromkeys(roots)},
+            at=_positions(workers),
             page_tokens=np.array([each.page_tokens for each in formats], dtype=np.float64),
             page_bytes=np.array([each.page_bytes for each in formats], dtype=np.float64),
             token_bytes=np.array([each.layers * each.token_layer_bytes for each in formats], dtype=np.float64),
@@ -121,6 +128,14 @@ class Grounds:
         """Forget models that nobody serves any more."""
         for model in self._kept.keys() - set(models):
             del self._kept[model]
+
+
+def _positions(workers: Sequence[WorkerInfo]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for position, worker in enumerate(workers):
+        for holder in (worker.name, store_key(worker.store)):
+            found.setdefault(holder, []).append(position)
+    return found
 
 
 def _namings(workers: Sequence[WorkerInfo]) -> dict[PageName, Fingerprint]:

@@ -14,7 +14,7 @@ from kvrelay.fleet.workers import Fleet
 from kvrelay.identity import root_of
 from kvrelay.policy.cost import Kind, Source, Sources
 from kvrelay.policy.fit import Floats
-from kvrelay.types import PageName, PromptNames, StoreInfo, WorkerInfo
+from kvrelay.types import PageFormat, PageName, PromptNames, StoreInfo, WorkerInfo
 
 Depths = Mapping[PageName, Mapping[str, int]]
 """By root: leading pages of a prompt that each holder has; stores by ``store_key``."""
@@ -42,10 +42,19 @@ class Holdings:
 
     def store_got(self, worker: WorkerInfo, prompt: PromptNames) -> None:
         """The store beside ``worker`` has all pages of a prompt."""
+        self.store_has(worker.store, names_for(worker, prompt), worker.engine.fingerprint.format)
+
+    def store_has(self, store: str, names: Sequence[PageName], form: PageFormat) -> None:
+        """``store`` has these pages of ``form``."""
+        member = self._fleet.stores.get(store)
+        if member is not None and not member.left:
+            limit = member.info.capacity_bytes // form.page_bytes
+            self._index.add(store_key(store), member.info.incarnation, names, limit)
+
+    def stored(self, worker: WorkerInfo, names: Sequence[PageName]) -> int:
+        """How many leading pages of ``names`` the store beside ``worker`` has."""
         store = self._store(worker)
-        if store is not None:
-            limit = store.capacity_bytes // worker.engine.fingerprint.format.page_bytes
-            self._index.add(store_key(store.name), store.incarnation, names_for(worker, prompt), limit)
+        return self._index.prefix(store_key(store.name), store.incarnation, names) if store is not None else 0
 
     def keep_only(self, workers: Sequence[str], stores: Sequence[str]) -> None:
         """Forget what those who are not known any more held."""
@@ -57,7 +66,7 @@ class Holdings:
 
     def sources(self, place: Place, depths: Depths) -> Sources:
         """What each worker's engine holds of the prompt, and what it could load from its node's store."""
-        if not any(depths.values()) or not place.workers:
+        if not any(depths.values()) or not place.names:
             nothing = np.zeros((len(HELD), len(place.workers)))
             return Sources(HELD, nothing, nothing)
         held = pages_at(place.names, place.roots, depths)
@@ -79,15 +88,24 @@ def names_for(worker: WorkerInfo, prompt: PromptNames) -> tuple[PageName, ...]:
 def pages_at(holders: Sequence[str], roots: Sequence[PageName], depths: Depths) -> Floats:
     """``[holder]``: leading pages that each has, under the names of its root."""
     nowhere: Mapping[str, int] = {}
+    if roots and roots.count(roots[0]) == len(roots):  # of one kind, as in most fleets
+        pages = depths.get(roots[0], nowhere)
+        return np.array([pages.get(holder, 0) for holder in holders], dtype=np.float64)
     pairs = zip(holders, roots, strict=True)
     return np.array([depths.get(root, nowhere).get(holder, 0) for holder, root in pairs], dtype=np.float64)
 
 
-def stored_tokens(reading: Place, writing: Place, depths: Depths) -> Floats:
-    """``[reader][writer]``: prefix in the reader's kind of pages that the writer's node has."""
+def stored_tokens(reading: Place, writing: Place, depths: Depths, held: Sources) -> Floats:
+    """``[reader][writer]``: prefix in the reader's kind of pages that the writer's node has.
+
+    ``held``: the writers' own sources, in their own kinds of pages.
+    """
+    shape = len(reading.names), len(writing.names)
     if not reading.names or not any(depths.values()):
-        return np.zeros((len(reading.names), len(writing.names)))
-    kinds = list(dict.fromkeys(reading.roots))
+        return np.zeros(shape)
+    if len(reading.kinds) == 1 and reading.kinds.keys() == writing.kinds.keys():
+        return np.broadcast_to(held.tokens[HELD.index(Source(Kind.STORE))], shape)
+    kinds = list(reading.kinds)
     rows = np.array([pages_at(writing.store_keys, [kind] * len(writing.names), depths) for kind in kinds])
     by_reader = rows[[kinds.index(root) for root in reading.roots]]
     return np.asarray(by_reader * reading.page_tokens[:, np.newaxis])

@@ -33,6 +33,11 @@ def store_key(name: str) -> str:
     return f"\0{name}"
 
 
+def store_name(holder: str) -> str | None:
+    """The store that is a holder by this name; None for a worker."""
+    return holder[1:] if holder.startswith("\0") else None
+
+
 @dataclass
 class Holder:
     """One incarnation of a worker or store."""

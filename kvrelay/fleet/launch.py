@@ -3,22 +3,42 @@
 from __future__ import annotations
 
 from kvrelay.fleet.chooser import Chooser, Pick, longest_prompt
-from kvrelay.fleet.flight import Ask, Flight, Plan, PrefillOrder, PromptLeg
+from kvrelay.fleet.flight import Ask, Command, Flight, LegState, Plan, PrefillOrder, PromptLeg, PullPages, SendPrefill
 from kvrelay.fleet.ground import Ground
+from kvrelay.fleet.holdings import names_for
+from kvrelay.fleet.holds import OWN, Ending, Hold
 from kvrelay.fleet.ledger import Ledger, Timeline
 from kvrelay.fleet.loads import Loads
 from kvrelay.fleet.outcomes import Outcomes
+from kvrelay.fleet.prefix_wait import PrefixWait
+from kvrelay.fleet.prefixes import Outgoing, Prefixes, Wait
+from kvrelay.policy.patience import MOST_HOLDS
 from kvrelay.policy.route import Path
+from kvrelay.types import Value
+
+
+class Assigned(Value, frozen=True, kw_only=True):
+    """A prompt has its P. Without an ``order`` it is held back; ``pull`` is what it then waits for, if not another."""
+
+    order: PrefillOrder | None = None
+    pull: PullPages | None = None
+
+    def commands(self, request_id: str) -> list[Command]:
+        """What the router is to do now."""
+        if self.order is not None:
+            return [SendPrefill(request_id=request_id, order=self.order)]
+        return [self.pull] if self.pull is not None else []
 
 
 class Launcher:
     """Everything that a pick changes is changed here, before anybody can await."""
 
-    def __init__(self, chooser: Chooser, loads: Loads, ledger: Ledger, outcomes: Outcomes) -> None:
+    def __init__(self, chooser: Chooser, loads: Loads, ledger: Ledger, outcomes: Outcomes, prefixes: Prefixes) -> None:
         self._chooser = chooser
         self._loads = loads
         self._ledger = ledger
         self._outcomes = outcomes
+        self._prefixes = prefixes
 
     def __repr__(self) -> str:
         return f"<Launcher onto {self._loads!r}>"
@@ -26,13 +46,22 @@ class Launcher:
     def start(self, ask: Ask, pick: Pick, ground: Ground, now: float) -> tuple[Flight, Plan]:
         """A new request goes where ``pick`` says."""
         flight = self._open(ask, pick, now)
-        orders = self._assign_all(flight, pick, now) if pick.prefill is not None else ()
-        reason = "" if orders else self._chooser.why_local(ask, pick.decode, ground)
-        flight.path = Path.REMOTE_PREFILL if orders else Path.LOCAL
-        flight.dispatched = not orders
+        local = pick.prefill is None
+        flight.path = Path.LOCAL if local else Path.REMOTE_PREFILL
+        reason = self._chooser.why_local(ask, pick.decode, ground) if local else ""
         flight.timeline.path, flight.timeline.local_reason = flight.path.value, reason
         flight.timeline.mark("routed", now)
-        return flight, Plan(path=flight.path, local_reason=reason, prefills=orders)
+        wait = self._stay(flight, pick, now) if local else None
+        assigned = [] if local else self._assign_all(flight, pick, now)
+        flight.dispatched = local and wait is None
+        pulls = [wait.pull] if wait is not None else [each.pull for each in assigned]
+        return flight, Plan(
+            path=flight.path,
+            local_reason=reason,
+            prefills=tuple(each.order for each in assigned if each.order is not None),
+            pulls=tuple(pull for pull in pulls if pull is not None),
+            held=wait is not None,
+        )
 
     def never_started(self, ask: Ask, *, status: int, now: float) -> Timeline:
         """A request ended while it waited."""
@@ -70,41 +99,125 @@ class Launcher:
         flight.timeline.decode_worker = pick.decode.name
         flight.timeline.decide("decode", pick.decision)
 
-    def _assign_all(self, flight: Flight, pick: Pick, now: float) -> tuple[PrefillOrder, ...]:
+    def _stay(self, flight: Flight, pick: Pick, now: float) -> Wait | None:
+        """D computes the prompt itself; how it waits before, when it does."""
+        facts = flight.ask.facts
+        if len(facts.prompt_tokens) > 1 or not facts.page_names:
+            return None
+        outgoing = Outgoing(
+            request_id=flight.request_id,
+            index=OWN,
+            key=flight.request_id,
+            reader=pick.decode,
+            tokens=facts.prompt_tokens[0],
+            names=names_for(pick.decode, facts.page_names[0]),
+            stores=(pick.decode.store,),
+            option=pick.decision.chosen,
+            order=None,
+        )
+        return self._begin(flight, outgoing, now)
+
+    def _begin(self, flight: Flight, outgoing: Outgoing, now: float) -> Wait | None:
+        wait = self._prefixes.begin(outgoing, now)
+        if wait is not None:
+            option = outgoing.option
+            flight.timeline.held(
+                PrefixWait(
+                    index=outgoing.index,
+                    source=option.source.kind,
+                    origin=option.source.origin,
+                    tokens=option.cached_tokens,
+                    predicted_s=wait.hold.predicted_s,
+                    since_s=now,
+                )
+            )
+        return wait
+
+    def _assign_all(self, flight: Flight, pick: Pick, now: float) -> list[Assigned]:
         """A P for every prompt; that of the longest was chosen together with D."""
         facts, first = flight.ask.facts, longest_prompt(flight.ask)
         names = facts.page_names or ({},) * len(facts.prompt_tokens)
         for index, (tokens, pages) in enumerate(zip(facts.prompt_tokens, names, strict=True)):
             flight.legs.append(PromptLeg(index=index, prompt_tokens=tokens, names=pages))
-        orders = {first: self._send(flight, flight.legs[first], pick, now)}
+        assigned = {first: self._send(flight, flight.legs[first], pick, now)}
         for leg in flight.legs:
-            if leg.index != first and (order := self.assign(flight, leg, now)) is not None:
-                orders[leg.index] = order
-        return tuple(orders[index] for index in sorted(orders))
+            if leg.index != first and (found := self.assign(flight, leg, now)) is not None:
+                assigned[leg.index] = found
+        return [assigned[index] for index in sorted(assigned)]
 
-    def assign(self, flight: Flight, leg: PromptLeg, now: float) -> PrefillOrder | None:
-        """Choose and reserve a P for ``leg`` that was not tried yet."""
-        pick = self._chooser.prefill(flight.ask, leg, flight.aimed_at, now)
+    def assign(self, flight: Flight, leg: PromptLeg, now: float, shun: str | None = None) -> Assigned | None:
+        """Choose and reserve a P for ``leg`` that was not tried yet and is not the one to ``shun``."""
+        may_wait = leg.holds < MOST_HOLDS
+        pick = self._chooser.prefill(flight.ask, leg, flight.aimed_at, now, may_wait=may_wait, shun=shun)
         if pick is None:
             return None
         flight.timeline.decide("prefill", pick.decision)
         return self._send(flight, leg, pick, now)
 
-    def _send(self, flight: Flight, leg: PromptLeg, pick: Pick, now: float) -> PrefillOrder:
+    def resume(self, flight: Flight, hold: Hold, ending: Ending, now: float) -> Assigned | None:
+        """A prompt is held back no more: it goes where it was to go, or, without its prefix, where that is best now.
+
+        None: no P is left.
+        """
+        leg = flight.legs[hold.index]
+        if ending is Ending.CAME and hold.order is not None:
+            leg.state = LegState.SENT
+            self._outcomes.prefill_sent(leg, now, alone=self._loads.prompts(hold.order.worker) == 1)
+            return Assigned(order=hold.order)
+        self.withdraw(leg, now)
+        if ending is Ending.LATE:
+            leg.holds = MOST_HOLDS  # it has waited enough
+            if (elsewhere := self.assign(flight, leg, now, shun=hold.worker)) is not None:
+                return elsewhere
+        return self.assign(flight, leg, now)
+
+    def withdraw(self, leg: PromptLeg, now: float) -> None:
+        """A prompt that was held back does not go to its P."""
+        if leg.reservation is not None:
+            self._outcomes.prefill_failed(leg, now, blamed=False)
+            leg.tried.discard(leg.reservation.worker)
+            self.release(leg, now)
+        leg.state = LegState.FAILED
+
+    def release(self, leg: PromptLeg, now: float) -> None:
+        """Give back what a prompt has reserved at its P."""
+        if leg.reservation is not None:
+            self._loads.release_prefill(leg.reservation, now)
+            leg.reservation = None
+
+    def _send(self, flight: Flight, leg: PromptLeg, pick: Pick, now: float) -> Assigned:
         assert pick.prefill is not None, "a local pick sends no prompt"
         assert pick.handoff is not None, "only pairs are chosen"
         attempt = len(leg.tried)
         reservation = self._chooser.prefill_reservation(leg, pick, f"{flight.request_id}/{leg.index}/{attempt}")
-        self._outcomes.prefill_sent(leg, reservation, pick.prefill, now)
+        alone = not self._loads.prompts(pick.prefill.name)
+        self._outcomes.prefill_chosen(pick.prefill.name)
         self._loads.reserve_prefill(reservation, now)
         leg.send(reservation)
         leg.page_dtype = pick.prefill.engine.fingerprint.format.dtype
         self._ledger.own(flight.request_id, leg.transfer, leg.prompt_tokens, attempt)
         flight.timeline.prefill_worker = pick.prefill.name
-        return PrefillOrder(
+        order = PrefillOrder(
             index=leg.index,
             worker=pick.prefill.name,
             url=pick.prefill.url,
             transfer=leg.transfer,
             push_to=pick.handoff.push_to,
         )
+        outgoing = Outgoing(
+            request_id=flight.request_id,
+            index=leg.index,
+            key=leg.transfer,
+            reader=pick.prefill,
+            tokens=leg.prompt_tokens,
+            names=names_for(pick.prefill, leg.names),
+            stores=(pick.prefill.store, pick.decode.store),
+            option=pick.decision.chosen,
+            order=order,
+        )
+        wait = self._begin(flight, outgoing, now)
+        if wait is None:
+            self._outcomes.prefill_sent(leg, now, alone=alone)
+            return Assigned(order=order)
+        leg.state, leg.holds = LegState.HELD, leg.holds + 1
+        return Assigned(pull=wait.pull)

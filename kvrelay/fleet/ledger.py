@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
+import msgspec
+
+from kvrelay.fleet.prefix_wait import PrefixWait
 from kvrelay.fleet.record import TransferRecord, gb_per_s
 from kvrelay.policy.route import Decision, Option
 from kvrelay.protocol.feed import TransferEvent
@@ -36,6 +39,22 @@ class Timeline:
     """One record a prompt and attempt, by the transfer's id."""
     decisions: list[tuple[str, Decision]] = field(default_factory=list)
     """What was chosen, and how: the first one is about the whole request, others about further prompts and retries."""
+
+    waits: list[PrefixWait] = field(default_factory=list)
+    """For prefixes that others computed or pushed."""
+
+    def held(self, wait: PrefixWait) -> None:
+        """A prompt is held back."""
+        if len(self.waits) < KEPT_CHOICES:
+            self.waits.append(wait)
+
+    def released(self, index: int, ending: str, now: float) -> None:
+        """The prompt is held no more."""
+        self.mark("prefix_ready", now)
+        for position, wait in enumerate(self.waits):
+            if wait.index == index and wait.waited_s is None:
+                ended = msgspec.structs.replace(wait, waited_s=now - wait.since_s, ending=ending)
+                self.waits[position] = ended
 
     def decide(self, about: str, decision: Decision) -> None:
         """Keep why ``decision`` was made: ``about`` a ``request``, a ``prefill`` or a ``decode``."""
@@ -105,6 +124,7 @@ class Timeline:
             "events": dict(sorted(self.events.items(), key=lambda item: item[1])),
             "transfer": self._transfer(),
             "transfers": [record.report() for record in self.transfers.values()] or None,
+            "waits": [wait.report() for wait in self.waits] or None,
             "decision": [{"about": about, **decision.explain()} for about, decision in self.decisions] or None,
         }
         return {key: value for key, value in known.items() if value is not None}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvrelay.fleet.experience import Experience
 from kvrelay.fleet.flight import Flight, PromptLeg
-from kvrelay.fleet.loads import Loads, PrefillReservation
+from kvrelay.fleet.loads import Loads
 from kvrelay.fleet.record import TransferRecord
 from kvrelay.policy.cost import uncached_tokens
 from kvrelay.policy.route import Path
@@ -27,9 +27,9 @@ class Lessons:
     def __repr__(self) -> str:
         return f"<Lessons for {self._experience!r}>"
 
-    def sent(self, leg: PromptLeg, reservation: PrefillReservation, now: float) -> None:
+    def sent(self, leg: PromptLeg, now: float, *, alone: bool) -> None:
         """A prompt is sent to a P. One that has nothing else to do begins at once, even if nobody tells."""
-        leg.alone_since_s = now if not self._loads.prompts(reservation.worker) else None
+        leg.alone_since_s = now if alone else None
 
     def computed(self, leg: PromptLeg, now: float) -> None:
         """P answered: how long it computed."""

@@ -50,6 +50,12 @@ class Links:
         known = self._moves.get((source, target))
         return known if known is not None else tier("memory") if source == target else link()
 
+    def seconds(self, source: str, target: str, size_bytes: float) -> float:
+        """How long so many bytes would take now, behind those that are under way."""
+        rows = self._row(source), self._row(target)  # before the table is looked at: they may make it grow
+        in_flight = float(self._tables.in_flight_bytes[rows])
+        return self.move(source, target).seconds(size_bytes, in_flight)
+
     def learn(self, source: str, target: str, move: Move) -> None:
         """From now on the way from ``source`` to ``target`` is believed to be ``move``."""
         self._moves[source, target] = move

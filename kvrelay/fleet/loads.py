@@ -130,8 +130,13 @@ class Loads:
     def _counters(self) -> tuple[Counter[str], ...]:
         return self.queued_tokens, self.prefill_legs, self.sequences, self.kv_tokens
 
-    def check(self, prefills: Iterable[PrefillReservation], decodes: Iterable[DecodeReservation]) -> None:
-        """Raise AssertionError unless the sums are exactly those of the open reservations."""
+    def check(
+        self,
+        prefills: Iterable[PrefillReservation],
+        decodes: Iterable[DecodeReservation],
+        pulls: Iterable[tuple[tuple[str, str], int]] = (),
+    ) -> None:
+        """Raise AssertionError unless the sums are exactly those of the open reservations, and of ``pulls``' bytes."""
         expected, legs = Loads(), list(prefills)
         for prefill in legs:
             expected.reserve_prefill(prefill, 0.0)
@@ -147,4 +152,6 @@ class Loads:
         moving: Counter[tuple[str, str]] = Counter()
         for leg in legs:
             moving[leg.source, leg.target] += leg.bytes
+        for way, size_bytes in pulls:
+            moving[way] += size_bytes
         self.links.check(moving)

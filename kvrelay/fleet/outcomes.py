@@ -11,7 +11,6 @@ from kvrelay.fleet.calibration import Calibration
 from kvrelay.fleet.flight import Flight, PromptLeg
 from kvrelay.fleet.holdings import Holdings
 from kvrelay.fleet.lessons import Lessons
-from kvrelay.fleet.loads import PrefillReservation
 from kvrelay.fleet.workers import Fleet
 from kvrelay.types import PromptNames, WorkerInfo
 
@@ -33,11 +32,13 @@ class Outcomes:
     def __repr__(self) -> str:
         return f"<Outcomes {self.breakers!r}, {self.calibration!r}>"
 
-    def prefill_sent(self, leg: PromptLeg, reservation: PrefillReservation, worker: WorkerInfo, now: float) -> None:
-        """``leg`` goes to ``worker``, which is about to hold its prompt."""
-        self.breakers.sent(worker.name)
-        self._lessons.sent(leg, reservation, now)
-        self._holdings.engine_got(worker, leg.names)
+    def prefill_chosen(self, worker: str) -> None:
+        """A prompt is to go to ``worker``."""
+        self.breakers.sent(worker)
+
+    def prefill_sent(self, leg: PromptLeg, now: float, *, alone: bool) -> None:
+        """It goes there now; ``alone``: no other prompt is there."""
+        self._lessons.sent(leg, now, alone=alone)
 
     def prefill_finished(self, leg: PromptLeg, now: float) -> None:
         """P answered."""
@@ -46,6 +47,7 @@ class Outcomes:
             return
         self.breakers.succeeded(worker.name)
         self._lessons.computed(leg, now)
+        self._holdings.engine_got(worker, leg.names)
         self._holdings.store_got(worker, leg.names)
 
     def prefill_failed(self, leg: PromptLeg, now: float, *, blamed: bool) -> None:

@@ -19,6 +19,11 @@ Integers = NDArray[np.int64]
 MIN_FREE_SHARE = 0.01
 """Free KV share below which the price of a block stops rising: an overfull worker stays comparable."""
 
+EFFORT_SHARE = 0.1
+"""Price of a second that a prefill worker computes. At zero, prompts with one prefix that come at once would all be
+computed, each on an idle worker: that is as fast as to wait for the first, and leaves no worker for anybody else. A
+tenth keeps a queue at the holder of a prefix from growing: beyond that the prefix is computed elsewhere."""
+
 
 class Item(StrEnum):
     """Parts of the sum. Up to ``ANSWER`` they are the request's own time to its first token, in order."""
@@ -36,6 +41,8 @@ class Item(StrEnum):
     """From KV in place to a token at the router."""
     HARM = "harm"
     """Delay of D's running requests, times how many they are."""
+    EFFORT = "effort"
+    """Price of a prefill worker's time: whoever comes next could use it."""
     PRESSURE = "pressure"
     """Price of D's last free KV blocks."""
 
@@ -154,8 +161,6 @@ class Reading:
     source_s: Floats
     """Wait for the prefix, beyond the queue."""
     prefill_s: Floats
-    ready_s: Floats
-    """Until the prefix is in reach."""
 
 
 def uncached_tokens(prompt_tokens: int, cached_tokens: int) -> int:
@@ -163,20 +168,22 @@ def uncached_tokens(prompt_tokens: int, cached_tokens: int) -> int:
     return max(1, prompt_tokens - cached_tokens)
 
 
-def read(prompt: Prompt, readers: Readers) -> Reading:
-    """Each worker computes the prompt from the source with which it is done first."""
-    tokens, seconds = readers.sources.tokens, readers.sources.seconds
-    wait_s = np.where(tokens > 0, np.maximum(0.0, seconds - readers.queue_s), 0.0)
+def read(prompt: Prompt, readers: Readers, price: Floats | float = 1.0) -> Reading:
+    """Each worker computes the prompt from the source with which it is done first.
+
+    ``price``: of a second of prefill, its own second included: ``[worker]`` or one for all.
+    """
+    tokens = readers.sources.tokens
+    wait_s = np.where(tokens > 0, np.maximum(0.0, readers.sources.seconds - readers.queue_s), 0.0)
     new = np.maximum(1.0, prompt.tokens - tokens)
     prefill_s = prefill_seconds(readers.rates, new, prompt.tokens - new)
-    best = np.argmin(wait_s + prefill_s, axis=0)
+    best = np.argmin(wait_s + price * prefill_s, axis=0)
     every = np.arange(len(readers.names))
     return Reading(
         source=best,
         cached_tokens=prompt.tokens - new[best, every],
         source_s=wait_s[best, every],
         prefill_s=prefill_s[best, every],
-        ready_s=np.where(tokens[best, every] > 0, seconds[best, every], 0.0),
     )
 
 
@@ -222,6 +229,11 @@ def write(prompt: Prompt, writers: Writers) -> Writing:
     )
 
 
+def harmed(writers: Writers) -> Floats:
+    """``[writer]``: how many requests stand still while it computes a prompt itself."""
+    return np.maximum(writers.sequences, writers.usual_sequences)
+
+
 def prefill_harm_s(reading: Reading, writers: Writers) -> Floats:
     """``[writer]``: how long its running requests stand still while it computes the prompt itself, times how many."""
-    return np.asarray(reading.prefill_s * np.maximum(writers.sequences, writers.usual_sequences))
+    return np.asarray(reading.prefill_s * harmed(writers))

@@ -14,3 +14,24 @@ RENDER_S = 5.0
 split, which costs less than to wait on."""
 RENDER_TRIES = 2
 """Workers asked to render one prompt: the second is for the case that the first has just died."""
+HOLD_S = 0.01
+"""What it costs to be held back until a prefix is there, beside the wait: a message from its store, and one more round
+to the worker."""
+HELD_MARGIN = 0.5
+"""Share of the predicted wait for a prefix that is added before it is given up: predictions are not exact."""
+HELD_SLACK_S = 0.1
+"""Beside it, for waits so short that messages take longer."""
+LONGEST_HOLD_S = 30.0
+"""Predicted waits for a prefix beyond this are not offered."""
+MOST_HOLDS = 2
+"""Times that one prompt waits for a prefix; the second one is for the case that the first one's worker died."""
+
+
+def held_until_s(now: float, predicted_s: float) -> float:
+    """When a prompt is given up waiting for a prefix that is predicted to be there after ``predicted_s``."""
+    return now + predicted_s * (1.0 + HELD_MARGIN) + HELD_SLACK_S
+
+
+def longest_hold_s(transfer_wait_s: float) -> float:
+    """Nobody is held for so long that its silence would count as that of a prefill worker."""
+    return max(0.0, min(LONGEST_HOLD_S, (transfer_wait_s - HELD_SLACK_S) / (1.0 + HELD_MARGIN)))

@@ -10,6 +10,7 @@ from enum import StrEnum
 import numpy as np
 
 from kvrelay.policy.cost import (
+    EFFORT_SHARE,
     OWN,
     Item,
     Prompt,
@@ -19,6 +20,7 @@ from kvrelay.policy.cost import (
     Ways,
     Writers,
     Writing,
+    harmed,
     prefill_harm_s,
     read,
     transfer_s,
@@ -50,8 +52,6 @@ class Option(Value, frozen=True, kw_only=True):
     source: Source
     """Where the cached prefix comes from."""
     cached_tokens: int
-    ready_s: float = 0.0
-    """Predicted time until that prefix is in the reader's reach."""
     moved_tokens: int
     """Tokens whose KV has to travel to D's node."""
     items: tuple[tuple[str, float], ...]
@@ -141,7 +141,7 @@ class _Prices:
         if local_s < remote_s:
             return LOCAL, _in_turn(self.local, self.local, self.writers.readers)
         reader, writer = (int(position) for position in np.unravel_index(np.argmin(self.remote), self.remote.shape))
-        reading = self.readers.queue_s + self.reading.source_s + self.reading.prefill_s
+        reading = self.readers.queue_s + self.reading.source_s + (1.0 + EFFORT_SHARE) * self.reading.prefill_s
         reader = _in_turn(self.remote[:, writer], reading, self.readers)
         writing = self.remote[reader] - reading[reader]
         return reader, _in_turn(self.remote[reader], writing, self.writers.readers)
@@ -174,7 +174,6 @@ class _Prices:
             decode=self.writers.readers.names[writer],
             source=readers.sources.known[int(reading.source[at])],
             cached_tokens=int(reading.cached_tokens[at]),
-            ready_s=float(reading.ready_s[at]),
             moved_tokens=0 if local else int(max(0.0, self.prompt.tokens - self.ways.stored_tokens[reader, writer])),
             items=tuple((name, float(seconds)) for name, seconds in self._items(reader, writer)),
             tpot_s=float(self.writing.step_s[writer]),
@@ -192,14 +191,17 @@ class _Prices:
         yield Item.DECODE_WAIT, self.writing.wait_s[writer]
         yield Item.ANSWER, self.writers.answer_s[writer]
         yield Item.HARM, self.writing.harm_s[writer] + (self.own_harm_s[writer] if local else 0.0)
+        if not local:
+            yield Item.EFFORT, EFFORT_SHARE * reading.prefill_s[at]
         yield Item.PRESSURE, self.writing.pressure_s[writer]
 
 
 def _price(prompt: Prompt, readers: Readers, writers: Writers, ways: Ways) -> _Prices:
-    reading, own_reading, writing = read(prompt, readers), read(prompt, writers.readers), write(prompt, writers)
+    reading, writing = read(prompt, readers, 1.0 + EFFORT_SHARE), write(prompt, writers)
+    own_reading = read(prompt, writers.readers, 1.0 + harmed(writers))
     moved_s, own_harm_s = transfer_s(prompt, readers, reading, ways), prefill_harm_s(own_reading, writers)
     answer_s = writing.wait_s + writers.answer_s + writing.harm_s + writing.pressure_s
-    read_s = readers.queue_s + reading.source_s + reading.prefill_s
+    read_s = readers.queue_s + reading.source_s + (1.0 + EFFORT_SHARE) * reading.prefill_s
     local = own_reading.source_s + own_reading.prefill_s + own_harm_s + answer_s
     return _Prices(
         prompt=prompt,

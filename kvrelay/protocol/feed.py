@@ -8,7 +8,7 @@ import msgspec
 
 from kvrelay.protocol.client import LinkReport
 from kvrelay.protocol.message import Message
-from kvrelay.types import Medium, PageName, Stage, StoreInfo, Transport, WorkerInfo
+from kvrelay.types import Medium, PageFormat, PageName, Stage, StoreInfo, Transport, WorkerInfo
 
 
 class RegisterWorker(Message, frozen=True, kw_only=True):
@@ -34,6 +34,17 @@ class Neighbours(Message, frozen=True, kw_only=True):
     """A router tells a store where the others are: it tests its paths to them before they are needed."""
 
     addresses: list[str]
+
+
+class PushOrder(Message, frozen=True, kw_only=True):
+    """A router has a store push pages to another one, those that it has. Its end is told as that of any transfer."""
+
+    transfer: str
+    names: list[PageName]
+    """Pages of a prompt, from its first one on, all full."""
+    total_tokens: int
+    format: PageFormat
+    push_to: str
 
 
 class Leaving(Message, frozen=True, kw_only=True):
@@ -107,6 +118,6 @@ class PageSnapshot(Message, frozen=True, kw_only=True):
 
 
 FeedMessage = (
-    RegisterWorker | RegisterStore | Neighbours | Heartbeat | Leaving | TransferEvent
+    RegisterWorker | RegisterStore | Neighbours | PushOrder | Heartbeat | Leaving | TransferEvent
     | PagesWanted | PageEvents | PageSnapshot
 )  # fmt: skip

@@ -7,22 +7,32 @@ from collections.abc import Callable, Iterable
 
 from kvrelay.errors import BadRequest, Overloaded
 from kvrelay.fleet.brain import Brain
-from kvrelay.fleet.flight import Ask, Command, Plan
+from kvrelay.fleet.flight import Ask, Command, Plan, PullPages, Start
 from kvrelay.identity import name_pages, root_name
 from kvrelay.policy.admit import RETRY_AFTER_S, Slo
+from kvrelay.protocol.feed import TransferEvent
 from kvrelay.router.exchange import Exchange
 from kvrelay.router.keys import Tenant
 from kvrelay.router.prompts import Prompts
 from kvrelay.router.request import ClientRequest
+from kvrelay.router.switchboard import Switchboard
 from kvrelay.router.telemetry import Telemetry
 from kvrelay.router.upstream import Upstream
-from kvrelay.types import PromptNames, RequestFacts, WorkerInfo
+from kvrelay.types import PromptNames, RequestFacts, Stage, WorkerInfo
 
 
 class Desk:
     """Where requests become exchanges."""
 
-    def __init__(self, brain: Brain, upstream: Upstream, telemetry: Telemetry, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        brain: Brain,
+        upstream: Upstream,
+        telemetry: Telemetry,
+        clock: Callable[[], float],
+        switchboard: Switchboard,
+    ) -> None:
+        self._switchboard = switchboard
         self._brain = brain
         self._upstream = upstream
         self._telemetry = telemetry
@@ -98,6 +108,7 @@ class Desk:
         )
         if isinstance(plan, Plan):
             exchange.start(plan)
+            self.obey(plan.pulls)
         return exchange
 
     def _name(self, prompts: Prompts, model: str, salt: str, context_tokens: int) -> tuple[PromptNames, ...]:
@@ -114,11 +125,21 @@ class Desk:
         )
 
     def obey(self, commands: Iterable[Command]) -> None:
-        """Pass the brain's commands to their exchanges."""
+        """Pass the brain's commands to their exchanges, and to stores."""
         for command in commands:
             exchange = self._open.get(command.request_id)
-            if exchange is not None:
+            if isinstance(command, PullPages):
+                self._order(command)
+            elif exchange is not None:
                 exchange.obey(command)
+            if isinstance(command, Start):
+                self.obey(command.plan.pulls)
+
+    def _order(self, pull: PullPages) -> None:
+        if not self._switchboard.say(pull.store, pull.order):
+            why = "the router has no link to the store that was to push"
+            event = TransferEvent(store=pull.store, transfer=pull.order.transfer, stage=Stage.FAILED, reason=why)
+            self.obey(self._brain.transfer_event(event, self._clock()))
 
     def close(self, request_id: str, status: int) -> None:
         """The request is over with ``status``, whatever was still running for it."""

@@ -101,7 +101,7 @@ class Exchange:
     def start(self, plan: Plan) -> None:
         """Send what the brain planned."""
         self._local = plan.path is Path.LOCAL
-        if self._local:
+        if self._local and not plan.held:
             self._go.set_result(None)
         for order in plan.prefills:
             self._send(order)
@@ -243,7 +243,7 @@ class Exchange:
                 yield await self._counted(block)
                 if not told:  # the client has its first token already: what the brain learns of it need not hold it up
                     told = True
-                    self._brain.first_token(self._id, first_s)
+                    self._obey(self._brain.first_token(self._id, first_s))
                 if whole:
                     self.broken = failed
                     await self._drain(rest)

@@ -23,6 +23,8 @@ from kvrelay.protocol.feed import (
     TransferEvent,
 )
 from kvrelay.protocol.message import Message
+from kvrelay.race import until_one_ends
+from kvrelay.router.switchboard import Switchboard
 from kvrelay.types import StoreInfo, WorkerInfo
 
 Member = WorkerInfo | StoreInfo
@@ -40,7 +42,9 @@ class FeedServer:
         clock: Callable[[], float],
         obey: Callable[[Iterable[Command]], None],
         heard: Callable[[WorkerInfo], None],
+        switchboard: Switchboard,
     ) -> None:
+        self._switchboard = switchboard
         self._brain = brain
         self._clock = clock
         self._obey = obey
@@ -56,19 +60,24 @@ class FeedServer:
         try:
             member = self._register(await channel.recv())
             self._brain.members.link(member, 1)
-            told: list[str] = []
+            line = self._switchboard.open(_number(member))
             try:
-                await self._ask(channel, self._brain.members.pages_wanted(member, self._clock()))
-                while True:
-                    await self._ask(channel, self._take(member, await channel.recv()))
-                    await asyncio.sleep(0)  # a snapshot is many messages at once: streams go on between them
-                    told = await self._tell(channel, member, told)
+                await until_one_ends(self._listen(channel, member), line.run(channel))
             finally:
+                self._switchboard.close(_number(member), line)
                 self._brain.members.link(member, -1)
         except Refused:
             pass  # it may dial again; the brain counts it
         finally:
             self._links -= 1
+
+    async def _listen(self, channel: Channel, member: Member) -> None:
+        told: list[str] = []
+        await self._ask(channel, self._brain.members.pages_wanted(member, self._clock()))
+        while True:
+            await self._ask(channel, self._take(member, await channel.recv()))
+            await asyncio.sleep(0)  # a snapshot is many messages at once: streams go on between them
+            told = await self._tell(channel, member, told)
 
     async def _ask(self, channel: Channel, question: PagesWanted | None) -> None:
         if question is not None:
@@ -104,7 +113,9 @@ class FeedServer:
 
     def _take(self, member: Member, message: Message) -> PagesWanted | None:
         if isinstance(message, PageEvents | PageSnapshot):
-            return self._brain.members.pages(member, message, self._clock())
+            question = self._brain.members.pages(member, message, self._clock())
+            self._obey(self._brain.waits.pages_seen(member, message, self._clock()))
+            return question
         match message:
             case RegisterWorker(worker=worker) if _is_same(worker, member):
                 self._register(message)  # it got other weights
@@ -117,6 +128,11 @@ class FeedServer:
             case _:
                 raise Malformed(f"{type(message).__name__} is not for {member.name} to send here")
         return None
+
+
+def _number(member: Member) -> str:
+    """Where the switchboard reaches a store; workers, which may be called like one, are not spoken to."""
+    return member.name if isinstance(member, StoreInfo) else f"{member.name}\0worker"
 
 
 def _is_same(worker: WorkerInfo, member: Member) -> bool:

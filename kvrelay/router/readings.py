@@ -41,6 +41,7 @@ class BrainReadings:
         for kind, count in sorted(door.refused.items()):
             yield "kvrelay_refused_total", "Requests turned away, by kind.", {"kind": kind}, count
         yield from self._predictions()
+        yield from self._prefixes()
         yield from self._control()
         yield from self._index()
         yield from self._workers()
@@ -57,6 +58,20 @@ class BrainReadings:
         yield "kvrelay_predictions_total", "Requests whose first token was predicted and seen.", {}, seen.predictions
         lost = seen.regret_s
         yield "kvrelay_regret_seconds_total", "First tokens later than the best runner-up's prediction.", {}, lost
+
+    def _prefixes(self) -> Iterator[Reading]:
+        waits, pulls = self._brain.waits, self._brain.prefixes.pulls
+        yield "kvrelay_prefix_held", "Prompts that wait for a prefix now.", {}, len(self._brain.prefixes.holds)
+        for (kind, ending), count in sorted(waits.endings.items()):
+            labels = {"source": kind.value, "ending": ending.value}
+            yield "kvrelay_prefix_waits_total", "Waits for a prefix, by source and ending.", labels, count
+        for kind, seconds in sorted(waits.waited_s.items()):
+            labels = {"source": kind.value}
+            yield "kvrelay_prefix_wait_seconds_total", "Time that prompts waited for a prefix.", labels, seconds
+        for ending, count in sorted(pulls.endings.items()):
+            labels = {"ending": ending.value}
+            yield "kvrelay_pulls_total", "Prefixes pulled from one store to another, by ending.", labels, count
+        yield "kvrelay_pull_bytes_total", "Bytes of these that crossed between stores.", {}, pulls.moved_bytes
 
     def _control(self) -> Iterator[Reading]:
         links = self.listener

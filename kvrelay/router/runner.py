@@ -28,6 +28,7 @@ from kvrelay.router.promises import Promises, limits
 from kvrelay.router.prompts import PromptReader
 from kvrelay.router.readings import BrainReadings
 from kvrelay.router.render import Renderer
+from kvrelay.router.switchboard import Switchboard
 from kvrelay.router.telemetry import Telemetry
 from kvrelay.router.tokens import Tokens, load_tokens
 from kvrelay.router.upstream import Upstream
@@ -74,6 +75,7 @@ class Router:
         self._learned = LearnedFile(Path(path), self.brain.experience) if path else None
         if self._learned is not None:
             self._learned.load()
+        self._switchboard = Switchboard()
         self._readings = BrainReadings(self.brain, self._clock)
         self._telemetry = Telemetry(self._readings)
 
@@ -84,7 +86,7 @@ class Router:
         """Serve both sockets until cancelled."""
         upstream = Upstream(connect_s=self._config.upstream_connect_s, engine_key=engine_key(self._key))
         renderer = Renderer(upstream, self._tokens)
-        desk = Desk(self.brain, upstream, self._telemetry, self._clock)
+        desk = Desk(self.brain, upstream, self._telemetry, self._clock, self._switchboard)
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(upstream.close)
             await stack.enter_async_context(_site(self._gateway(desk, renderer).app(), api))
@@ -113,7 +115,7 @@ class Router:
             if renderer.wants(worker):
                 tasks.create_task(renderer.check(worker))
 
-        feed = FeedServer(self.brain, self._clock, desk.obey, heard)
+        feed = FeedServer(self.brain, self._clock, desk.obey, heard, self._switchboard)
         serve = {"feed": feed.serve, "operator": OperatorServer(self.brain, self._clock).serve}
         listener = Listener(
             sock, self._key, receiver="router", purposes=serve, serve=lambda link: serve[link.purpose](link)

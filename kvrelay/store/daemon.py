@@ -20,11 +20,12 @@ from kvrelay.channel import Channel, Listener, bind_tcp, bind_unix, is_everywher
 from kvrelay.config import Config, StoreConfig
 from kvrelay.errors import Lost, Misconfigured
 from kvrelay.feed import Feed
-from kvrelay.protocol.feed import Heartbeat, Neighbours, RegisterStore
+from kvrelay.protocol.feed import Heartbeat, Neighbours, PushOrder, RegisterStore
 from kvrelay.protocol.message import Message
 from kvrelay.store.codecs import Codecs, check_codecs
 from kvrelay.store.inbound import Inbound
 from kvrelay.store.keeper import Keeper, incarnation
+from kvrelay.store.orders import Orders
 from kvrelay.store.paths.agent import Agent
 from kvrelay.store.peers import Peers, is_loopback
 from kvrelay.store.reception import Reception, probing_ground
@@ -78,6 +79,8 @@ class StoreDaemon:
             self._probes,
             self._agent,
         )
+
+        self._orders = Orders(self.keeper, self.peers, self._loop.time)
 
     def __repr__(self) -> str:
         return f"<StoreDaemon {self.info.name} at {self.info.address}, {self._listeners}, {self._feed!r}>"
@@ -149,8 +152,11 @@ class StoreDaemon:
         }
 
     def _heard(self, message: Message) -> None:
-        if isinstance(message, Neighbours):
-            self.peers.meet(message.addresses)
+        match message:
+            case Neighbours():
+                self.peers.meet(message.addresses)
+            case PushOrder():
+                self._orders.take(message)
 
     def _heartbeat(self) -> Heartbeat:
         healthy = all(listener.is_sound for listener in self._listeners)

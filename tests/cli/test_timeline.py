@@ -190,3 +190,21 @@ def test_colour_is_used_where_there_is_some() -> None:
 @pytest.mark.parametrize("record", [{}, {"events": {"received": 0.0}}, {"events": {}, "path": "remote_prefill"}])
 def test_a_request_that_got_nowhere_is_drawn_without_a_bar(record: dict[str, Any]) -> None:
     assert "0 ms" in drawn(record)
+
+
+@pytest.mark.parametrize(
+    ("wait", "note"),
+    [
+        ({"source": "underway", "tokens": 256, "ending": "came"}, "256 tokens that another request computed: came"),
+        ({"source": "peer", "origin": "store-1", "tokens": 256, "ending": "lost"}, "256 tokens from store-1: lost"),
+    ],
+)
+def test_a_wait_for_a_prefix_is_a_phase_of_its_own(wait: dict[str, Any], note: str) -> None:
+    events = {**SPLIT["events"], "prefix_ready": 0.010, "prefill_sent": 0.011}
+    held = {**SPLIT, "events": events, "waits": [wait]}
+    names = [part.name for part in phases(held)]
+    assert names[:4] == ["route", "wait for prefix", "queue", "prefill"]
+    assert phases(held)[1].seconds == pytest.approx(0.007)
+    assert note in drawn(held)
+    local = {**LOCAL, "events": {**LOCAL["events"], "routed": 0.005, "prefix_ready": 0.1}, "waits": [wait]}
+    assert [part.name for part in phases(local)] == ["route", "wait for prefix", "prefill", "decode"]

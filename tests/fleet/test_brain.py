@@ -187,9 +187,11 @@ def test_what_was_sent_to_workers_whose_names_are_forgotten_is_forgotten_too() -
         brain.fleet.workers.register(worker("decode-0", Role.DECODE), now)
         brain.register_worker(worker(f"prefill-{number}", Role.PREFILL), now)
         begin(brain, ask(f"r{number}", names=names), now)
+        brain.prefill_finished(f"r{number}", 0, 0, now)
         brain.finish(f"r{number}", status=200, output_tokens=1, now=now)
         brain.tick(now)
-    assert repr(brain.index) == "<PageIndex 1 holders, 0 pages, 25 sent>"
+    # The last worker, and the store that all of them shared.
+    assert repr(brain.index) == "<PageIndex 2 holders, 0 pages, 50 sent>"
 
 
 def test_a_decision_keeps_what_each_candidate_would_have_cost() -> None:

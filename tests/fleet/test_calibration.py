@@ -7,7 +7,7 @@ import pytest
 from kvrelay.fleet.actual import Actual, actual
 from kvrelay.fleet.calibration import Calibration, regret_s
 from kvrelay.fleet.ledger import Timeline
-from kvrelay.policy.cost import Kind, Source
+from kvrelay.policy.cost import Item, Kind, Source
 from kvrelay.policy.route import Decision, Option, Path
 
 
@@ -89,3 +89,10 @@ def test_a_request_without_a_first_token_counts_for_nothing() -> None:
     seen = Calibration()
     seen.add(decision(1.0), Actual(items=()))
     assert seen.predictions == 0
+
+
+@pytest.mark.parametrize("path", list(Path))
+def test_a_wait_for_a_prefix_comes_before_the_queue(path: Path) -> None:
+    seen = dict(actual(timeline(path, routed=0.1, prefix_ready=0.4, prefill_started=0.6, first_token=1.5)).items)
+    assert seen[Item.SOURCE] == pytest.approx(0.3)
+    assert seen.get(Item.QUEUE) == (pytest.approx(0.2) if path is Path.REMOTE_PREFILL else None)

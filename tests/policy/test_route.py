@@ -24,9 +24,9 @@ def picked(decision: Decision | None) -> tuple[str | None, str]:
     [
         ([0.5, 0.4], [0, 0], [0, 0], "p1"),
         ([0.0, 0.0], [0, 640], [0, 0], "p1"),
-        # A hot prefix is worth its seconds and no more: a longer queue sends the prompt elsewhere.
+        # A hot prefix is worth its seconds and P's, and no more: a longer queue sends the prompt elsewhere.
         ([0.0, 0.60], [0, 640], [0, 0], "p1"),
-        ([0.0, 0.68], [0, 640], [0, 0], "p0"),
+        ([0.0, 0.72], [0, 640], [0, 0], "p0"),
         ([0.0, 0.0], [0, 0], [2, 1], "p1"),
         ([0.0, 0.009], [0, 0], [2, 1], "p1"),  # equal but for less than one per cent
         ([0.0, 0.02], [0, 0], [2, 1], "p0"),
@@ -108,7 +108,6 @@ def test_a_prefix_is_pulled_or_waited_for_when_that_is_cheaper_than_to_compute_i
         (Kind.PEER, "s2"),
         900,
     )
-    assert decision.chosen.ready_s == pytest.approx(0.1)
     assert dict(decision.chosen.items)["source"] == pytest.approx(0.1)
     (other,) = decision.runners_up
     assert (other.prefill, other.source, other.cached_tokens) == ("p1", (Kind.UNDERWAY, "r1/0/0"), 950)
@@ -133,6 +132,7 @@ def test_a_decision_says_why_and_what_else_there_was() -> None:
         "decode_wait": 0.0,
         "answer": 0.01,
         "harm": 0.0,
+        "effort": pytest.approx(0.1),
         "pressure": pytest.approx(0.01 * 0.011 / 0.989, abs=1e-6),
     }
     assert reasons["ttft_s"] == 1.015

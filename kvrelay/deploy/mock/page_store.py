@@ -12,7 +12,7 @@ import msgspec
 
 from kvrelay.deploy.mock.wire import Later, Wire
 from kvrelay.fleet.page_log import PageLog
-from kvrelay.protocol.feed import TransferEvent
+from kvrelay.protocol.feed import PushOrder, TransferEvent
 from kvrelay.protocol.message import Message
 from kvrelay.types import Medium, PageFormat, PageName, Stage, StoreInfo, Transport
 
@@ -134,6 +134,14 @@ class MockStore:
             id, owner, self.info.incarnation, tuple(names), total_tokens, sender, lacking, begun_s=now
         )
         self.saved(id, [name for name in names if sender.has(name)], begun_s=now, now=now)
+
+    def push(self, order: PushOrder, target: MockStore | None, now: float) -> None:
+        """A router has the pages of ``order`` that are here pushed to ``target``; None: it is not of this process."""
+        here = self.depth(order.names)
+        if target is None or not here:
+            self.relay(order.transfer, Stage.FAILED, reason="nothing of it is here, or its target is not")
+            return
+        target.open(order.transfer, self.info.incarnation, order.names[:here], order.total_tokens, self, now)
 
     def saved(self, id: str, names: Sequence[PageName], *, begun_s: float, now: float) -> None:
         """The sender of a transfer has these pages, and has computed them since ``begun_s``."""

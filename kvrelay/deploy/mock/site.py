@@ -21,6 +21,7 @@ from kvrelay.deploy.mock.vocabulary import load_vocabulary
 from kvrelay.identity import NAMING_VERSION
 from kvrelay.policy.hardware import DEVICES, shape_of
 from kvrelay.policy.perf import seed
+from kvrelay.protocol.feed import PushOrder
 from kvrelay.router.tokens import Tokens
 from kvrelay.types import Engine, Fingerprint, PageFormat
 
@@ -90,7 +91,14 @@ class Site:
         self._loop = asyncio.get_running_loop()
         self.members = {
             name: StoreMember(
-                name, self.form, config, routers=routers, key=key, later=self.later, died=self._store_died
+                name,
+                self.form,
+                config,
+                routers=routers,
+                key=key,
+                later=self.later,
+                died=self._store_died,
+                push=self._push,
             )
             for name in stores
         }
@@ -138,6 +146,9 @@ class Site:
         async with asyncio.TaskGroup() as tasks:
             for member in self.members.values():
                 tasks.create_task(member.run())
+
+    def _push(self, store: MockStore, order: PushOrder) -> None:
+        store.push(order, self.by_address.get(order.push_to), self.now())
 
     def _store_died(self, dead: MockStore) -> None:
         for store in self.stores:

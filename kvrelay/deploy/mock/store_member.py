@@ -12,7 +12,7 @@ from kvrelay.deploy.mock.page_store import MockStore
 from kvrelay.deploy.mock.wire import Later, Wire
 from kvrelay.errors import Misconfigured
 from kvrelay.feed import Feed
-from kvrelay.protocol.feed import Heartbeat, RegisterStore
+from kvrelay.protocol.feed import Heartbeat, PushOrder, RegisterStore
 from kvrelay.protocol.message import Message
 from kvrelay.race import until_one_ends
 from kvrelay.types import PageFormat, StoreInfo
@@ -35,8 +35,10 @@ class StoreMember:
         key: bytes,
         later: Later,
         died: Callable[[MockStore], None],
+        push: Callable[[MockStore, PushOrder], None],
     ) -> None:
-        """``died`` hears of each death: what others expect of this store will not come."""
+        """``died`` hears of each death: what others expect of this store will not come. ``push`` does what a router
+        orders it to push to another."""
         mock = config.mock
         info = StoreInfo(
             name=name,
@@ -55,6 +57,7 @@ class StoreMember:
         self._changed = asyncio.Event()
         self._feed: Feed | None = None
         self._died = died
+        self._push = push
 
     def __repr__(self) -> str:
         return f"<StoreMember {self.store!r}, {self._feed!r}>"
@@ -96,11 +99,16 @@ class StoreMember:
             heartbeat=self._heartbeat,
             heartbeat_s=self._config.cluster.heartbeat_s,
             pages=self.store.log,
+            heard=self._heard,
         )
 
     def _emit(self, message: Message) -> None:
         if self._feed is not None:
             self._feed.post(message)
+
+    def _heard(self, message: Message) -> None:
+        if isinstance(message, PushOrder):
+            self._push(self.store, message)
 
     def _heartbeat(self) -> Heartbeat:
         info = self.store.info

@@ -1,0 +1,128 @@
+"""Prompts that are held back in the router until a prefix of theirs is in reach. It must never hold one without an
+end: what does not come is given up at a known time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from enum import StrEnum
+from typing import TypeVar
+
+from kvrelay.fleet.flight import PrefillOrder
+from kvrelay.policy.cost import Kind
+from kvrelay.types import PageName, Value
+
+Key = tuple[str, int]
+"""Request and prompt."""
+G = TypeVar("G", str, PageName)
+
+OWN = -1
+"""Index of a hold that D itself waits for, to compute the prompt."""
+
+
+class Ending(StrEnum):
+    """How a hold ended."""
+
+    CAME = "came"
+    LATE = "late"
+    """Not within the predicted time and a margin."""
+    LOST = "lost"
+    """It will not come: who was to bring it failed, left, or was called off."""
+
+
+class Hold(Value, frozen=True, kw_only=True):
+    """One prompt that waits."""
+
+    request_id: str
+    index: int
+    kind: Kind
+    work: str
+    """What brings the prefix: key in ``Underway``."""
+    worker: str | None
+    """Who computes it; None: it is pushed."""
+    page: PageName
+    """The prefix's last one."""
+    reach: frozenset[str]
+    """Holders of which one has to have it."""
+    reader: str
+    """Who is to compute the rest,"""
+    seconds: float
+    """and how long that is predicted to take."""
+    since_s: float
+    predicted_s: float
+    """How long it has to wait."""
+    until_s: float
+    order: PrefillOrder | None
+    """What to send then; None for ``OWN``."""
+
+    @property
+    def key(self) -> Key:
+        return self.request_id, self.index
+
+
+class Holds:
+    """By request, by work and by page."""
+
+    def __init__(self) -> None:
+        self._holds: dict[Key, Hold] = {}
+        self._by_work: dict[str, dict[Key, None]] = {}
+        self._by_page: dict[PageName, dict[Key, None]] = {}
+        self._by_reader: dict[str, dict[Key, None]] = {}
+        self._seconds: dict[str, float] = {}
+
+    def __repr__(self) -> str:
+        return f"<Holds {len(self._holds)} prompts, for {len(self._by_work)} works>"
+
+    def __len__(self) -> int:
+        return len(self._holds)
+
+    def __iter__(self) -> Iterator[Hold]:
+        return iter(self._holds.values())
+
+    def add(self, hold: Hold) -> None:
+        self._holds[hold.key] = hold
+        self._by_work.setdefault(hold.work, {})[hold.key] = None
+        self._by_page.setdefault(hold.page, {})[hold.key] = None
+        self._by_reader.setdefault(hold.reader, {})[hold.key] = None
+        self._seconds[hold.reader] = self.seconds_at(hold.reader) + hold.seconds
+
+    def seconds_at(self, reader: str) -> float:
+        """How long ``reader`` will take for those that are held back for it: they will come about at once."""
+        return self._seconds.get(reader, 0.0)
+
+    def take(self, request_id: str, index: int) -> Hold | None:
+        """It is held no more."""
+        hold = self._holds.pop((request_id, index), None)
+        if hold is not None:
+            _remove(self._by_work, hold.work, hold.key)
+            _remove(self._by_page, hold.page, hold.key)
+            _remove(self._by_reader, hold.reader, hold.key)
+            self._seconds[hold.reader] -= hold.seconds
+            if hold.reader not in self._by_reader:
+                del self._seconds[hold.reader]  # with what sums of floats have drifted
+        return hold
+
+    def take_work(self, work: str) -> list[Hold]:
+        """Those that wait for ``work``, which is over: they are held no more."""
+        return self._take_all(self._by_work.get(work, ()))
+
+    def take_pages(self, holder: str, names: Sequence[PageName]) -> list[Hold]:
+        """Those whose prefix is in reach now that ``holder`` has the pages of ``names``."""
+        if not self._by_page:
+            return []
+        keys = [key for name in self._by_page.keys() & set(names) for key in self._by_page[name]]
+        return self._take_all(key for key in keys if holder in self._holds[key].reach)
+
+    def take_overdue(self, now: float) -> list[Hold]:
+        """Those that have waited long enough."""
+        return self._take_all(key for key, hold in self._holds.items() if hold.until_s <= now)
+
+    def _take_all(self, keys: Iterable[Key]) -> list[Hold]:
+        taken = [self.take(*key) for key in list(keys)]
+        return [hold for hold in taken if hold is not None]
+
+
+def _remove(groups: dict[G, dict[Key, None]], group: G, key: Key) -> None:
+    members = groups[group]
+    del members[key]
+    if not members:
+        del groups[group]

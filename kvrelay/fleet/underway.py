@@ -1,0 +1,102 @@
+"""Prefixes that a worker computes or a store pushes right now, found by the names of their pages. It must never be
+taken for pages that are there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvrelay.types import PageName
+
+MAX_NAMES = 1 << 18
+"""Pages under way that are remembered, 8 million tokens; of what comes on top nobody is told."""
+MOST_WORKS = 4
+"""Works that one prompt is told of, those with the longest prefixes."""
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """A prompt that a worker computes, or pages that a store pushes to another."""
+
+    key: str
+    """Its transfer; the request's id where a decode worker computes its own prompt."""
+    names: tuple[PageName, ...]
+    """Of its whole pages, from the prompt's first one on."""
+    first: int
+    """How many of them are there already."""
+    worker: str | None
+    """In whose cache they will be."""
+    stores: frozenset[str]
+    """In which stores, as the index calls them."""
+    begin_s: float
+    """Predicted, on the clock of ``now``, until it is known."""
+    seconds: float
+    """Predicted to take from then on."""
+
+    @property
+    def coming(self) -> tuple[PageName, ...]:
+        return self.names[self.first :]
+
+    def remaining_s(self, pages: int, now: float) -> float:
+        """Until the first ``pages`` are there. What is late is expected to be late by as much again."""
+        share = (pages - self.first) / (len(self.names) - self.first)
+        return abs(self.begin_s + share * self.seconds - now)
+
+
+class Underway:
+    """All works of one router."""
+
+    def __init__(self) -> None:
+        self._works: dict[str, Work] = {}
+        self._by_page: dict[PageName, Work] = {}
+        """Who was first to bring each page."""
+
+    def __repr__(self) -> str:
+        return f"<Underway {len(self._works)} works, {len(self._by_page)} pages>"
+
+    def __len__(self) -> int:
+        return len(self._works)
+
+    def get(self, key: str) -> Work | None:
+        return self._works.get(key)
+
+    def begin(self, work: Work) -> None:
+        """Its pages will come. Nothing, when none is lacking or there are too many."""
+        coming = work.coming
+        if not coming or len(self._by_page) + len(coming) > MAX_NAMES:
+            return
+        self.end(work.key)
+        self._works[work.key] = work
+        for name in coming:
+            self._by_page.setdefault(name, work)
+
+    def started(self, key: str, now: float) -> None:
+        """It begins only now, or has already."""
+        work = self._works.get(key)
+        if work is not None:
+            work.begin_s = now
+
+    def end(self, key: str) -> None:
+        """It is over, in whatever way."""
+        work = self._works.pop(key, None)
+        for name in work.coming if work is not None else ():
+            if self._by_page.get(name) is work:
+                del self._by_page[name]
+
+    def find(self, names: Sequence[PageName]) -> list[tuple[Work, int]]:
+        """Works that bring pages of a prompt, the longest prefix first, and how long a prefix each one brings."""
+        if self._by_page.keys().isdisjoint(names):
+            return []
+        found: dict[Work, int] = {}
+        bringing = list(map(self._by_page.get, names))
+        for position in range(len(names) - 1, -1, -1):
+            work = bringing[position]
+            if work is not None and work not in found:
+                found[work] = position + 1
+                if len(found) == MOST_WORKS:
+                    break
+        return list(found.items())
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError unless every page that is announced belongs to a work that is open."""
+        assert set(self._by_page.values()) <= set(self._works.values()), "a page of a work that is over"
