@@ -63,6 +63,7 @@ class PrefixWaits:
 
     def tick(self, now: float) -> list[Command]:
         """Time passed."""
+        self._note(self._prefixes.cut_off(now), Ending.LOST)
         self._note(self._prefixes.overdue(now), Ending.LATE)
         return self.flush(now)
 

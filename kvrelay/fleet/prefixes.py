@@ -187,6 +187,14 @@ class Prefixes:
             late += self.over(transfer)
         return late
 
+    def cut_off(self, now: float) -> list[Hold]:
+        """Those that wait for a pull whose source is gone."""
+        usable = self._fleet.stores.is_usable
+        cut = [pull.transfer for pull in self.pulls if not usable(pull.source, now)]
+        for transfer in cut:
+            self.pulls.lose(transfer, now)
+        return [hold for transfer in cut for hold in self.over(transfer)]
+
     def check_invariants(self) -> None:
         """Raise AssertionError unless whoever waits waits for something."""
         self.underway.check_invariants()

@@ -102,6 +102,10 @@ class Pulls:
             self._end(pull, Ending.LATE, now)
         return [pull.transfer for pull in late]
 
+    def lose(self, transfer: str, now: float) -> None:
+        """Its source is gone."""
+        self._end(self._open[transfer], Ending.LOST, now)
+
     def _end(self, pull: Pull, ending: Ending, now: float) -> Ending:
         del self._open[pull.transfer]
         self._over[pull.transfer] = None

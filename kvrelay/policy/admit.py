@@ -98,7 +98,7 @@ def judge(slo: Slo, outlook: Outlook, limits: Limits) -> Accepted | Held | Turne
             return _too_late("next token", outlook.tpot_s, slo.tpot_s, "tpot")
     if limits.hold_s == 0.0 or outlook.alone or (outlook.room and ahead_s == 0.0):
         return Accepted()
-    if ahead_s > limits.hold_s:
+    if ahead_s > limits.hold_s and outlook.sure:  # a guess may be a hundred times too long
         why = f"{ahead_s:.1f} s of work wait before this request; retry later"
         return Turned(reason=why, kind="queue", after_s=max(RETRY_AFTER_S, ahead_s - limits.hold_s))
     return Held(until_s=_until(slo, outlook, limits))

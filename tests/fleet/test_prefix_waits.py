@@ -131,7 +131,8 @@ def test_a_transfer_that_has_arrived_ends_a_wait_before_p_s_own_answer() -> None
     crowd(brain, 2)
     brain.transfer_event(TransferEvent(store="s1", transfer="r0/0/0", stage=Stage.STARTED), 0.1)
     told = brain.transfer_event(TransferEvent(store="s1", transfer="r0/0/0", stage=Stage.ARRIVED), 1.0)
-    assert [type(command) for command in told] == [SendPrefill]
+    assert [type(command) for command in told] == [DispatchDecode, SendPrefill]
+    assert [command.request_id for command in told] == ["r0", "r1"]
     over(brain, 2, 9.0)
 
 

@@ -192,3 +192,15 @@ def test_a_prefix_is_not_pulled_from_a_store_that_is_away() -> None:
     brain = two_nodes((("p1", "s1"),))
     brain.fleet.stores.leave("s2", "i1")
     assert begun(brain, ask("r1", OLD, (9, 40))).pulls == ()
+
+
+def test_a_pull_from_a_store_that_is_gone_is_given_up_at_the_next_tick() -> None:
+    brain, pull = pulled()
+    brain.members.link(FAR, 1)
+    assert brain.tick(0.0) == []
+    brain.members.link(FAR, -1)
+    (again,) = brain.tick(0.0)
+    assert isinstance(again, SendPrefill)
+    assert (again.request_id, waits(brain, "r1")[0]["ending"]) == ("r1", Ending.LOST)
+    assert brain.transfer_event(says(pull.order.transfer, Stage.ARRIVED, "s1"), 0.1) == []
+    at_rest(brain, "r1")

@@ -72,6 +72,7 @@ def test_a_refusal_says_how_late_it_would_be_and_when_to_retry() -> None:
         (HOLDS, {"ahead_s": 3.0, "overtakes": True}, Accepted),
         (HOLDS, {"ahead_s": 3.0, "overtakes": True, "room": False}, Held),
         (HOLDS, {"ahead_s": 10.1}, Turned),
+        (HOLDS, {"ahead_s": 10.1, "sure": False}, Held),
         (HOLDS, {"room": False, "alone": True}, Accepted),
         (Limits(), {"room": False, "ahead_s": 99.0}, Accepted),
     ],

@@ -8,7 +8,7 @@ import pytest
 
 from kvrelay.channel import bind_tcp
 from kvrelay.cli import running
-from kvrelay.cli.running import FleetHealth, fleet_health
+from kvrelay.cli.running import fleet_health
 from kvrelay.types import Role
 from tests.fleet.values import store
 from tests.router.cluster import Cluster
@@ -32,7 +32,8 @@ async def test_a_doctor_has_no_complaint_of_two_revisions_that_each_have_their_p
     await cluster.add("p-new", Role.PREFILL, weights="w2")
     await cluster.add("d-new", Role.DECODE, weights="w2")
     told = await asyncio.to_thread(fleet_health, cluster.url)
-    assert told == FleetHealth(status="ok")
+    assert told is not None
+    assert (told.status, told.complaints) == ("ok", [])
 
 
 async def test_a_doctor_says_why_a_router_without_workers_is_unavailable(cluster: Cluster) -> None:
