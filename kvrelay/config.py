@@ -81,6 +81,10 @@ class RouterConfig(Section, frozen=True, kw_only=True):
     hold_s: Annotated[
         float, Meta(ge=0, le=86400, description="Longest wait in the router before a 503; 0: nobody waits there.")
     ] = 30.0
+    resume: Annotated[
+        bool,
+        Meta(description="A streamed answer whose decode worker dies, hangs or breaks off goes on from another one."),
+    ] = True
     slo_ttft_s: Annotated[
         float,
         Meta(ge=0, le=86400, description="A request whose first token is predicted later gets 503; 0: none."),

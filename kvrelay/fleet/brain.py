@@ -35,9 +35,11 @@ from kvrelay.fleet.membership import Membership
 from kvrelay.fleet.outcomes import Outcomes
 from kvrelay.fleet.prefix_waits import PrefixWaits
 from kvrelay.fleet.prefixes import Prefixes
+from kvrelay.fleet.recovery import Recovery
 from kvrelay.fleet.workers import Fleet
 from kvrelay.policy.admit import RETRY_AFTER_S, Limits
 from kvrelay.policy.patience import longest_hold_s
+from kvrelay.policy.recover import patience
 from kvrelay.protocol.feed import TransferEvent
 from kvrelay.types import Fingerprint, PageName, Stage, StoreInfo, WorkerInfo
 
@@ -85,6 +87,8 @@ class Brain:
         self._flights: dict[str, Flight] = {}
         self.drains = Drains(self.fleet, self.loads, self._flights)
         self.waits = PrefixWaits(self.prefixes, self._launcher, self._flights, self._dispatch_if_ready)
+        parts = self.fleet, self.loads, self._chooser, self._launcher, self.outcomes, self.experience, self.waits
+        self.recovery = Recovery(self._flights, *parts, patience(dead_after_s))
         self.unknown_transfers = 0
         """Milestones of transfers that this router does not know (any more)."""
 
@@ -123,7 +127,8 @@ class Brain:
         for flight in self._flights.values():
             if now - flight.heard_s > self._transfer_wait_s:
                 commands += self._dispatch(flight, now)
-        return commands + self.waits.tick(now) + self.admit_waiting(now)
+        commands += [*self.recovery.silent_prefills(now), *self.waits.tick(now)]
+        return commands + self.admit_waiting(now)
 
     def _abandon(self, worker: str, *, decode_too: bool) -> list[Command]:
         commands: list[Command] = []
@@ -163,7 +168,7 @@ class Brain:
 
     def admit_waiting(self, now: float) -> list[Command]:
         """Something was given back or time passed: let in whose turn it is, and turn away who waited too long."""
-        commands = [*self.waits.flush(now), *self.door.overdue(now)]
+        commands = [*self.waits.flush(now), *self.door.overdue(now), *self.recovery.turn(now)]
         while (head := self.door.waiting.head()) is not None:
             ground = self._chooser.ground(head.ask.facts.model, now)
             pick = self._chooser.begin(head.ask, ground, now) if ground.writers else None
@@ -265,6 +270,8 @@ class Brain:
     def first_token(self, request_id: str, now: float) -> list[Command]:
         """D writes."""
         flight = self._flights[request_id]
+        if flight.resumes:
+            return []
         flight.timeline.mark_first("first_token", now)
         self.outcomes.first_token(flight, now)
         self.loads.computed(flight.decode, now)
@@ -280,9 +287,9 @@ class Brain:
             return self._launcher.never_started(ask, status=status, now=now)
         flight = self._flights.pop(request_id)
         timeline = flight.timeline
-        timeline.status, timeline.output_tokens = status, output_tokens
         timeline.cached_tokens = flight.cached_tokens
-        timeline.mark("finished", now)
+        timeline.close(status, output_tokens, now)
+        self.recovery.leave(request_id)
         self.waits.drop(flight, now)
         self.outcomes.finished(flight, now)
         for leg in flight.legs:

@@ -115,6 +115,20 @@ class Chooser:
         names = ask.facts.page_names[longest_prompt(ask)] if ask.facts.page_names else {}
         return self._choose(prompt, names, ground, np.zeros_like(ground.pairs), fresh, now, may_wait=False)
 
+    def resume(self, ask: Ask, tried: Collection[str], now: float) -> Pick | None:
+        """Where the rest of an answer is written, and its prompt computed: whatever the settings, by the sum alone.
+
+        Several choices share nearly all of their prompts, so that one D computes them.
+        """
+        ground = self._grounds.of(ask.facts.model, now)
+        prompt = self._prompt(ask, ask.facts.prompt_tokens[longest_prompt(ask)])
+        names = ask.facts.page_names[longest_prompt(ask)] if ask.facts.page_names else {}
+        writers = np.array([worker.name not in tried for worker in ground.writers], dtype=bool)
+        readers = np.array([worker.name not in tried for worker in ground.readers], dtype=bool)
+        single = len(ask.facts.prompt_tokens) == 1
+        pairs = ground.pairs & readers[:, np.newaxis] & writers & single
+        return self._choose(prompt, names, ground, pairs, writers, now, may_wait=single)
+
     def _prompt(self, ask: Ask, tokens: int) -> Prompt:
         facts = ask.facts
         return Prompt(

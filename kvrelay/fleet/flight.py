@@ -62,7 +62,7 @@ class Plan(Value, frozen=True, kw_only=True):
 
 
 class Waits(Value, frozen=True, kw_only=True):
-    """The request waits in the router; a ``Start`` or a ``Refuse`` will come."""
+    """The request waits in the router, to begin or to go on; a ``Start`` or a ``Refuse`` will come."""
 
     request_id: str
 
@@ -106,6 +106,8 @@ class AbandonDecode(Value, frozen=True, kw_only=True):
     """Command: the request's D is gone; drop its connection."""
 
     request_id: str
+    reason: str = "gone"
+    """A word for a metric label."""
 
 
 class PullPages(Value, frozen=True, kw_only=True):
@@ -202,6 +204,10 @@ class Flight:
     legs: list[PromptLeg] = field(default_factory=list)
     tried_decode: set[str] = field(default_factory=set)
     dispatched: bool = False
+    resumes: int = 0
+    """How often the answer lost its D after it had begun."""
+    cached_before: int | None = None
+    """P's cached tokens when that happened for the first time."""
     load_at_first: tuple[int, int] | None = None
     """Sequences and KV tokens at D when the first token came."""
 
@@ -216,6 +222,8 @@ class Flight:
     @property
     def cached_tokens(self) -> int | None:
         """P's cached tokens, all prompts together; None when no P had a part in it, so that D's own count is right."""
+        if self.resumes:
+            return self.cached_before
         if not any(leg.began for leg in self.legs):
             return None
         return sum(leg.cached_tokens or 0 for leg in self.legs)
@@ -223,7 +231,7 @@ class Flight:
     @property
     def went_as_planned(self) -> bool:
         """Everything ran where it was first sent."""
-        return len(self.tried_decode) == 1 and all(len(leg.tried) == 1 for leg in self.legs)
+        return not self.resumes and len(self.tried_decode) == 1 and all(len(leg.tried) == 1 for leg in self.legs)
 
     def leg_of(self, transfer: str) -> PromptLeg | None:
         """The leg whose current attempt is ``transfer``."""

@@ -46,16 +46,27 @@ class Launcher:
     def start(self, ask: Ask, pick: Pick, ground: Ground, now: float) -> tuple[Flight, Plan]:
         """A new request goes where ``pick`` says."""
         flight = self._open(ask, pick, now)
+        reason = self._chooser.why_local(ask, pick.decode, ground) if pick.prefill is None else ""
+        flight.timeline.mark("routed", now)
+        plan = self._lay(flight, pick, reason, now)
+        flight.timeline.path, flight.timeline.local_reason = flight.path.value, reason
+        return flight, plan
+
+    def relaunch(self, flight: Flight, ask: Ask, pick: Pick, now: float) -> Plan:
+        """The rest of an answer whose D was lost goes where ``pick`` says; ``ask`` is of the rest."""
+        flight.ask, flight.legs, flight.aimed_at, flight.heard_s = ask, [], pick.decode, now
+        self.move(flight, pick, now, about="resume")
+        return self._lay(flight, pick, "", now)
+
+    def _lay(self, flight: Flight, pick: Pick, reason: str, now: float) -> Plan:
+        """Who computes the prompts, and what they wait for before."""
         local = pick.prefill is None
         flight.path = Path.LOCAL if local else Path.REMOTE_PREFILL
-        reason = self._chooser.why_local(ask, pick.decode, ground) if local else ""
-        flight.timeline.path, flight.timeline.local_reason = flight.path.value, reason
-        flight.timeline.mark("routed", now)
         wait = self._stay(flight, pick, now) if local else None
         assigned = [] if local else self._assign_all(flight, pick, now)
         flight.dispatched = local and wait is None
         pulls = [wait.pull] if wait is not None else [each.pull for each in assigned]
-        return flight, Plan(
+        return Plan(
             path=flight.path,
             local_reason=reason,
             prefills=tuple(each.order for each in assigned if each.order is not None),
@@ -89,7 +100,7 @@ class Launcher:
         self._ledger.open(timeline)
         return flight
 
-    def move(self, flight: Flight, pick: Pick, now: float) -> None:
+    def move(self, flight: Flight, pick: Pick, now: float, *, about: str = "decode") -> None:
         """The request's answer is to come from another D."""
         self._loads.release_decode(flight.decode, now)
         flight.decode = pick.decode_reservation(flight.ask)
@@ -97,7 +108,7 @@ class Launcher:
         self._outcomes.decode_sent(pick.decode.name)
         flight.tried_decode.add(pick.decode.name)
         flight.timeline.decode_worker = pick.decode.name
-        flight.timeline.decide("decode", pick.decision)
+        flight.timeline.decide(about, pick.decision)
 
     def _stay(self, flight: Flight, pick: Pick, now: float) -> Wait | None:
         """D computes the prompt itself; how it waits before, when it does."""
@@ -189,7 +200,9 @@ class Launcher:
         assert pick.prefill is not None, "a local pick sends no prompt"
         assert pick.handoff is not None, "only pairs are chosen"
         attempt = len(leg.tried)
-        reservation = self._chooser.prefill_reservation(leg, pick, f"{flight.request_id}/{leg.index}/{attempt}")
+        life = f".{flight.resumes}" if flight.resumes else ""
+        transfer = f"{flight.request_id}{life}/{leg.index}/{attempt}"
+        reservation = self._chooser.prefill_reservation(leg, pick, transfer)
         alone = not self._loads.prompts(pick.prefill.name)
         self._outcomes.prefill_chosen(pick.prefill.name)
         self._loads.reserve_prefill(reservation, now)

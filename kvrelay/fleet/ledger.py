@@ -9,11 +9,13 @@ import msgspec
 
 from kvrelay.fleet.prefix_wait import PrefixWait
 from kvrelay.fleet.record import TransferRecord, gb_per_s
+from kvrelay.fleet.resumption import Resumption
 from kvrelay.policy.route import Decision, Option
 from kvrelay.protocol.feed import TransferEvent
 from kvrelay.types import Stage, Transport
 
 KEPT_REQUESTS = 1000
+KEPT_LOSSES = 16
 KEPT_CHOICES = 8
 """Choices kept of one request: those of its first prompts, and of its first retries."""
 
@@ -40,6 +42,8 @@ class Timeline:
     decisions: list[tuple[str, Decision]] = field(default_factory=list)
     """What was chosen, and how: the first one is about the whole request, others about further prompts and retries."""
 
+    resumptions: list[Resumption] = field(default_factory=list)
+    """Every time that its decode worker was lost in mid-answer. Events are those of the first one."""
     waits: list[PrefixWait] = field(default_factory=list)
     """For prefixes that others computed or pushed."""
 
@@ -67,8 +71,9 @@ class Timeline:
         return self.decisions[0][1].chosen if self.decisions else None
 
     def mark(self, event: str, now: float) -> None:
-        """Note ``event``; of several legs the last one counts."""
-        self.events[event] = self._since(now)
+        """Note ``event``; of several legs the last one counts, but none of those that came after a resumption."""
+        if not self.resumptions or event == "finished":
+            self.events[event] = self._since(now)
 
     def mark_first(self, event: str, now: float) -> None:
         """Note ``event`` unless it was seen before."""
@@ -95,6 +100,27 @@ class Timeline:
         """The P of ``transfer`` failed: what has not arrived will not come."""
         if transfer in self.transfers:
             self.transfers[transfer] = self.transfers[transfer].lost("its prefill worker failed")
+
+    def lose(self, loss: Resumption) -> None:
+        """The decode worker is gone, once more."""
+        self._settle("failed")
+        if len(self.resumptions) < KEPT_LOSSES:
+            self.resumptions.append(loss)
+
+    def go_on(self, worker: str, pause_s: float) -> None:
+        """``worker`` writes the rest."""
+        self.decode_worker = worker
+        self._settle("resumed", worker=worker, pause_s=round(pause_s, 6))
+
+    def _settle(self, outcome: str, **more: object) -> None:
+        if self.resumptions and self.resumptions[-1].outcome == "open":
+            self.resumptions[-1] = msgspec.structs.replace(self.resumptions[-1], outcome=outcome, **more)
+
+    def close(self, status: int, output_tokens: int, now: float) -> None:
+        """The request is over."""
+        self.status, self.output_tokens = status, output_tokens
+        self._settle("failed")
+        self.mark("finished", now)
 
     def _since(self, now: float) -> float:
         return round(now - self.received_s, 6)
@@ -125,6 +151,7 @@ class Timeline:
             "transfer": self._transfer(),
             "transfers": [record.report() for record in self.transfers.values()] or None,
             "waits": [wait.report() for wait in self.waits] or None,
+            "resumptions": [loss.report() for loss in self.resumptions] or None,
             "decision": [{"about": about, **decision.explain()} for about, decision in self.decisions] or None,
         }
         return {key: value for key, value in known.items() if value is not None}

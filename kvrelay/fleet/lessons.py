@@ -74,7 +74,8 @@ class Lessons:
         if flight.path is Path.REMOTE_PREFILL:
             for leg in flight.legs:
                 self._moved(leg, flight.timeline.transfers.get(leg.transfer))
-        if flight.timeline.status == 200 and flight.timeline.output_tokens:
+        # Who was resumed paused meanwhile, and its present ask is of the rest alone.
+        if flight.timeline.status == 200 and flight.timeline.output_tokens and not flight.resumes:
             self._decoded(flight, now)
 
     def _moved(self, leg: PromptLeg, record: TransferRecord | None) -> None:

@@ -73,7 +73,13 @@ class Membership:
         """``member`` is what the link registered as; False when another has its name now."""
         roster = self._roster(member)
         return roster.hear(
-            member.name, beat.incarnation, healthy=beat.healthy, counts=beat.counts, now=now, ways=beat.links
+            member.name,
+            beat.incarnation,
+            healthy=beat.healthy,
+            counts=beat.counts,
+            now=now,
+            ways=beat.links,
+            progress=beat.progress,
         )
 
     def pages_wanted(self, member: Member, now: float) -> PagesWanted:

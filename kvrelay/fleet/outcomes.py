@@ -76,6 +76,13 @@ class Outcomes:
         if decode is not None:
             self._keep(decode.info, flight.ask.facts.page_names)
 
+    def resumed(self, flight: Flight) -> None:
+        """Another D writes the rest of an answer."""
+        self.breakers.succeeded(flight.decode.worker)
+        decode = self._fleet.workers.get(flight.decode.worker)
+        if decode is not None:
+            self._keep(decode.info, flight.ask.facts.page_names)
+
     def _keep(self, decode: WorkerInfo, prompts: Sequence[PromptNames]) -> None:
         for names in prompts:
             self._holdings.engine_got(decode, names)

@@ -3,6 +3,7 @@ a member that is silent, unhealthy or of an old incarnation gets no work."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -19,6 +20,9 @@ FORGET_S = 600.0
 MAX_COUNTS = 256
 MAX_WAYS = 1024
 MAX_REMEMBERED_PAIRS = 16_384
+STALLED_S = 10.0
+"""How long a worker that made no progress gets no work, unless it shows some. Then it is tried again: idle workers show
+none either."""
 
 Info = TypeVar("Info", WorkerInfo, StoreInfo)
 
@@ -36,6 +40,11 @@ class Member(Generic[Info]):
     cut: bool = False
     """The last of them has ended, and none was opened since."""
     healthy: bool = True
+    progress: int | None = None
+    progress_s: float = 0.0
+    """When it was another number for the last time, as far as was heard; of who tells none: when it was heard."""
+    stalled_s: float | None = None
+    """When it was found to make no progress with work that it had."""
     left: bool = False
     lost: bool = False
     """Its silence was noticed and acted upon."""
@@ -49,7 +58,13 @@ class Member(Generic[Info]):
         return not self.left and now - self.heard_s <= dead_after_s
 
     def usable(self, now: float, dead_after_s: float) -> bool:
-        return self.healthy and not self.draining and self.alive(now, dead_after_s)
+        stalled = self.stalled_s is not None and now - self.stalled_s <= STALLED_S
+        return self.healthy and not stalled and not self.draining and self.alive(now, dead_after_s)
+
+    def made_progress(self, progress: int | None, now: float) -> None:
+        """A heartbeat told how far it is."""
+        if progress is None or progress != self.progress:
+            self.progress, self.progress_s, self.stalled_s = progress, now, None
 
 
 class Roster(Generic[Info]):
@@ -90,7 +105,7 @@ class Roster(Generic[Info]):
         if old is not None and not same and old.links > 0 and old.alive(now, self._dead_after_s):
             self.refused += 1
             raise Refused(f"{info.name} is registered and lives; stop it, or start this one under another name")
-        member = self._members[info.name] = Member(info=info, heard_s=now, well_s=now)
+        member = self._members[info.name] = Member(info=info, heard_s=now, well_s=now, progress_s=now)
         if old is not None and same:
             member.links, member.draining = old.links, old.draining
         return old is not None and not same
@@ -111,6 +126,7 @@ class Roster(Generic[Info]):
         counts: dict[str, int],
         now: float,
         ways: Sequence[LinkReport] = (),
+        progress: int | None = None,
     ) -> bool:
         """Renew a member's lease; False when it is not the current incarnation's to renew."""
         member = self._current(name, incarnation)
@@ -121,7 +137,19 @@ class Roster(Generic[Info]):
             member.well_s = now
         member.counts = dict(list(counts.items())[:MAX_COUNTS])
         member.ways = tuple(ways[:MAX_WAYS])
+        member.made_progress(progress, now)
         return True
+
+    def silent_s(self, name: str, now: float) -> float:
+        """Seconds without a sign that the member works; infinite for one that is gone."""
+        member = self._members.get(name)
+        return math.inf if member is None or member.left else now - member.progress_s
+
+    def stall(self, name: str, now: float) -> None:
+        """The member has work and makes no progress: it gets no more for a while."""
+        member = self._members.get(name)
+        if member is not None and member.stalled_s is None:
+            member.stalled_s = now
 
     def leave(self, name: str, incarnation: str) -> bool:
         """A clean goodbye; False when it was not the current incarnation's."""

@@ -28,6 +28,8 @@ class Heartbeat(Message, frozen=True, kw_only=True):
     counts: dict[str, int] = {}
     links: list[LinkReport] = []
     """A store's ways to its peers."""
+    progress: int | None = None
+    """Another number each time while the engine has work and does it; None: the sender cannot tell."""
 
 
 class Neighbours(Message, frozen=True, kw_only=True):

@@ -3,6 +3,7 @@ never decide anything."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 
 from kvrelay.errors import BadRequest, Overloaded
@@ -10,13 +11,16 @@ from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.flight import Ask, Command, Plan, PullPages, Start
 from kvrelay.identity import name_pages, root_name
 from kvrelay.policy.admit import RETRY_AFTER_S, Slo
+from kvrelay.policy.recover import Manner
 from kvrelay.protocol.feed import TransferEvent
 from kvrelay.router.exchange import Exchange
 from kvrelay.router.keys import Tenant
 from kvrelay.router.prompts import Prompts
 from kvrelay.router.request import ClientRequest
+from kvrelay.router.resumable import Remains, manner_of
 from kvrelay.router.switchboard import Switchboard
 from kvrelay.router.telemetry import Telemetry
+from kvrelay.router.tokens import Tokens
 from kvrelay.router.upstream import Upstream
 from kvrelay.types import PromptNames, RequestFacts, Stage, WorkerInfo
 
@@ -31,12 +35,18 @@ class Desk:
         telemetry: Telemetry,
         clock: Callable[[], float],
         switchboard: Switchboard,
+        tokens: Tokens,
+        *,
+        resumes: bool = True,
     ) -> None:
+        """``resumes``: answers whose D is lost go on from another one."""
         self._switchboard = switchboard
         self._brain = brain
         self._upstream = upstream
         self._telemetry = telemetry
         self._clock = clock
+        self._tokens = tokens
+        self._resumes = resumes
         self._open: dict[str, Exchange] = {}
         self._turn = 0
 
@@ -83,7 +93,7 @@ class Desk:
             model=worker.model,
             prompt_tokens=prompts.lengths,
             max_tokens=sequences * request.room_tokens(max(prompts.lengths), context_tokens),
-            page_names=self._name(prompts, worker.model, tenant.salt, context_tokens),
+            page_names=self._name(worker.model, tenant.salt, context_tokens, prompts.ids),
         )
         ask = Ask(
             facts=facts,
@@ -100,10 +110,12 @@ class Desk:
             self._upstream,
             self._clock,
             request,
+            self._tokens,
             request_id=request_id,
             model=worker.model,
             salt=tenant.salt,
             prompts=prompts.ids,
+            remains=self._remains(request, ask, prompts, tenant.salt, context_tokens),
             obey=self.obey,
         )
         if isinstance(plan, Plan):
@@ -111,9 +123,17 @@ class Desk:
             self.obey(plan.pulls)
         return exchange
 
-    def _name(self, prompts: Prompts, model: str, salt: str, context_tokens: int) -> tuple[PromptNames, ...]:
+    def _remains(
+        self, request: ClientRequest, ask: Ask, prompts: Prompts, salt: str, context_tokens: int
+    ) -> Remains | None:
+        if not self._resumes or manner_of(request, has_ids=bool(prompts.ids)) is not Manner.CONTINUE:
+            return None
+        name = functools.partial(self._name, ask.facts.model, salt, context_tokens)
+        return Remains(request, ask, prompts.ids, context_tokens, name)
+
+    def _name(self, model: str, salt: str, context_tokens: int, prompts: list[list[int]]) -> tuple[PromptNames, ...]:
         """Page names of each prompt as engines will name them; none for prompts that they will refuse."""
-        if not prompts.ids or max(prompts.lengths) > context_tokens:
+        if not prompts or max(map(len, prompts)) > context_tokens:
             return ()
         roots = {
             kind: (root_name(fingerprint, salt=salt), fingerprint.format.page_tokens)
@@ -121,8 +141,21 @@ class Desk:
         }
         return tuple(
             {kind: tuple(name_pages(root, ids, page_tokens)) for kind, (root, page_tokens) in roots.items()}
-            for ids in prompts.ids
+            for ids in prompts
         )
+
+    def tick(self) -> None:
+        """Time passed: who waits for a worker that will not write any more?"""
+        now = self._clock()
+        self.obey(self._brain.tick(now))
+        for request_id, exchange in list(self._open.items()):
+            if (since_s := exchange.wait.since_s) is not None:
+                self.obey(self._brain.recovery.unanswered(request_id, since_s, now))
+
+    @property
+    def journal_tokens(self) -> int:
+        """Tokens kept of answers that are being written."""
+        return sum(exchange.journal_tokens for exchange in self._open.values())
 
     def obey(self, commands: Iterable[Command]) -> None:
         """Pass the brain's commands to their exchanges, and to stores."""

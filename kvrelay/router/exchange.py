@@ -4,8 +4,6 @@ hand out an answer before it is known to be one."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
 from collections.abc import AsyncIterator, Callable, Iterable
 
 from kvrelay.errors import KvrelayError, Lost, Malformed, Overloaded
@@ -16,7 +14,6 @@ from kvrelay.fleet.flight import (
     Command,
     DispatchDecode,
     Plan,
-    PrefillOrder,
     Refuse,
     SendPrefill,
     Start,
@@ -24,36 +21,18 @@ from kvrelay.fleet.flight import (
 from kvrelay.fleet.ledger import Timeline
 from kvrelay.policy.route import Path
 from kvrelay.router import sse
+from kvrelay.router.answers import Stream, Whole
+from kvrelay.router.continuation import Continuation, RestOfChoice, rests_of
 from kvrelay.router.failures import Rejected, blames_client
-from kvrelay.router.legs import decode_body, local_body, prefill_body, prefill_cached_tokens
+from kvrelay.router.legs import decode_body, local_body, rest_body
+from kvrelay.router.prefills import Prefills, accepted
+from kvrelay.router.relay import Relay
 from kvrelay.router.request import ClientRequest
-from kvrelay.router.upstream import MAX_ERROR_BYTES, Reply, Upstream
-
-log = logging.getLogger("kvrelay.router")
-
-DRAIN_S = 0.05
-SETTLE_S = 1.0
-"""Longest wait for P's own count of cached tokens once D has finished."""
-
-
-class Whole:
-    """A complete answer."""
-
-    def __init__(self, body: bytes) -> None:
-        self.body = body
-
-    def __repr__(self) -> str:
-        return f"<Whole answer of {len(self.body)} bytes>"
-
-
-class Stream:
-    """An answer whose first events are here; ``blocks`` starts with them."""
-
-    def __init__(self, blocks: AsyncIterator[bytes]) -> None:
-        self.blocks = blocks
-
-    def __repr__(self) -> str:
-        return "<Stream answer>"
+from kvrelay.router.resumable import Remains
+from kvrelay.router.tap import Tap
+from kvrelay.router.tokens import Tokens
+from kvrelay.router.upstream import Reply, Upstream
+from kvrelay.router.wait import Wait
 
 
 class Exchange:
@@ -65,36 +44,70 @@ class Exchange:
         upstream: Upstream,
         clock: Callable[[], float],
         request: ClientRequest,
+        tokens: Tokens,
         *,
         request_id: str,
         model: str,
         salt: str,
         prompts: list[list[int]],
+        remains: Remains | None,
         obey: Callable[[Iterable[Command]], None],
     ) -> None:
+        """``remains``: what is left to write of an answer that may go on elsewhere; None for one that may not."""
         self._brain = brain
         self._upstream = upstream
         self._clock = clock
         self._request = request
+        self._tokens = tokens
         self._id = request_id
-        self._model = model
         self._salt = salt
         self._prompts = prompts
         self._obey = obey
         self._local = True
         self._go: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._prefills: dict[int, asyncio.Task[int]] = {}
+        self._prefills = Prefills(
+            brain,
+            upstream,
+            clock,
+            request_id=request_id,
+            model=model,
+            salt=salt,
+            prompts=prompts,
+            obey=obey,
+            refused=self._refused,
+        )
         self._opening: asyncio.Task[Reply] | None = None
-        self._reply: Reply | None = None
-        self._closed = False
-        self.output_tokens = 0
-        """Exact where the answer carries its usage, else the number of stream events that carry a token."""
-        self.broken = False
-        """The answer ended early, after its status was sent."""
+        self._replies: list[Reply] = []
+        self._continuation: Continuation | None = None
+        self._remains = remains
+        self._tap = Tap(remains.journal, keeps_ids=request.has("return_token_ids")) if remains is not None else None
+        self._relay: Relay | None = None
+        self._abandoned = ""
+        """Why the brain gave D up."""
+        self._lost_s = 0.0
+        """Since when the client waits for the next piece."""
+        self._written = 0
+        """Tokens of the answer, as its usage says."""
+        self.wait = Wait(clock)
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else "decoding" if self._reply else "waiting"
+        state = "decoding" if self._replies else "waiting"
         return f"<Exchange {self._id} {state}, {len(self._prefills)} prefills>"
+
+    @property
+    def output_tokens(self) -> int:
+        """Exact where the answer carries its usage or is journaled, else the number of its events with a token."""
+        return self._written or (self._relay.output_tokens if self._relay is not None else 0)
+
+    @property
+    def broken(self) -> bool:
+        """The answer ended early, after its status was sent."""
+        return self._relay is not None and self._relay.broken
+
+    @property
+    def journal_tokens(self) -> int:
+        """Tokens that are kept to go on from."""
+        return self._remains.journal.tokens if self._remains is not None else 0
 
     # ------------------------------------------------------------ commands
 
@@ -104,7 +117,7 @@ class Exchange:
         if self._local and not plan.held:
             self._go.set_result(None)
         for order in plan.prefills:
-            self._send(order)
+            self._prefills.send(order)
 
     def obey(self, command: Command) -> None:
         """Do what the brain says."""
@@ -116,66 +129,25 @@ class Exchange:
             case Refuse() if not self._go.done():
                 self._go.set_exception(Overloaded(command.reason, command.after_s))
             case SendPrefill():
-                self._send(command.order)
-            case AbandonPrefill() if (task := self._prefills.get(command.index)) is not None:
-                task.cancel()
+                self._prefills.send(command.order)
+            case AbandonPrefill():
+                self._prefills.abandon(command.index)
             case AbandonDecode():
+                self._abandoned = command.reason
                 self._drop_decode()
+
+    def _refused(self, error: KvrelayError) -> bool:
+        """A prompt is refused: so is the request, unless D is asked already."""
+        if not self._go.done():
+            self._go.set_exception(error)
+            return True
+        return False
 
     def _drop_decode(self) -> None:
         if self._opening is not None:
             self._opening.cancel()
-        if self._reply is not None:
-            self._reply.close()
-
-    # ------------------------------------------------------------ P legs
-
-    def _send(self, order: PrefillOrder) -> None:
-        task = asyncio.create_task(self._prefill(order))
-        self._prefills[order.index] = task
-        task.add_done_callback(lambda done: self._prefill_over(order.index, done))
-
-    async def _prefill(self, order: PrefillOrder) -> int:
-        """Have one prompt computed; P's cached tokens. Raises ``Rejected``, ``Lost``."""
-        body = prefill_body(order, self._model, self._prompts[order.index], self._salt)
-        self._brain.prefill_sent(self._id, self._clock())
-        reply = await self._upstream.post(f"{order.url}/v1/completions", body, request_id=f"{self._id}-p{order.index}")
-        try:
-            return prefill_cached_tokens(await self._accepted(reply))
-        finally:
+        for reply in self._replies:
             reply.close()
-
-    async def _accepted(self, reply: Reply) -> bytes:
-        """The body of a 200. Raises ``Rejected`` on an answer that blames the request, ``Lost`` on any other."""
-        if reply.status == 200:
-            return await reply.read()
-        body = await reply.read(MAX_ERROR_BYTES)
-        if blames_client(reply.status):
-            raise Rejected(reply.status, body)
-        raise Lost(f"a worker answered with status {reply.status}")
-
-    def _prefill_over(self, index: int, task: asyncio.Task[int]) -> None:
-        error = None if task.cancelled() else task.exception()
-        if error is not None and not isinstance(error, KvrelayError):
-            log.error("the prefill of prompt %d of %s failed", index, self._id, exc_info=error)
-        if self._closed:
-            return
-        del self._prefills[index]
-        if error is None and not task.cancelled():
-            self._obey(self._brain.prefill_finished(self._id, index, task.result(), self._clock()))
-        elif error is None or isinstance(error, Lost) or self._go.done():
-            # Only a lost worker is to blame: a leg that was called off says nothing, nor does a request that is wrong.
-            blamed = isinstance(error, Lost)
-            self._obey(self._brain.prefill_failed(self._id, index, self._clock(), blamed=blamed))
-        else:
-            self._go.set_exception(error)
-
-    async def _settle(self) -> None:
-        """Give P's answers a moment: D may be done before P's HTTP reply is here."""
-        if self._prefills:
-            await asyncio.wait(self._prefills.values(), timeout=SETTLE_S)
-            # Their callbacks run in the loop's next round.
-            await asyncio.sleep(0)
 
     # ------------------------------------------------------------ D leg
 
@@ -189,23 +161,28 @@ class Exchange:
                 self._drop_decode()
                 if not self._brain.decode_refused(self._id, self._clock()):
                     raise Overloaded("no worker could answer this request; retry") from error
+            finally:
+                self.wait.end()
 
     async def _decode(self) -> Whole | Stream:
         order = self._brain.decode_order(self._id, self._clock())
+        self._abandoned = ""
+        journaled = self._tap is not None
         body = (
-            local_body(self._request, self._salt)
+            local_body(self._request, self._salt, journaled=journaled)
             if self._local
-            else decode_body(self._request, order, self._prompts, self._salt)
+            else decode_body(self._request, order, self._prompts, self._salt, journaled=journaled)
         )
-        reply = self._reply = await self._open(f"{order.url}{self._request.kind.path}", body)
+        self.wait.begin()
+        reply = await self._open(f"{order.url}{self._request.kind.path}", body)
+        self._replies = [reply]
         if self._request.stream and reply.status == 200:
             return await self._stream(reply)
-        answer = await self._accepted(reply)
-        self.output_tokens = sse.completion_tokens(answer) or 0
+        answer = await accepted(reply)
         return Whole(await self._counted(answer))
 
-    async def _open(self, url: str, body: bytes) -> Reply:
-        self._opening = asyncio.create_task(self._upstream.post(url, body, request_id=self._id))
+    async def _open(self, url: str, body: bytes, ending: str = "") -> Reply:
+        self._opening = asyncio.create_task(self._upstream.post(url, body, request_id=self._id + ending))
         try:
             return await self._opening
         except asyncio.CancelledError:
@@ -221,6 +198,7 @@ class Exchange:
     async def _stream(self, reply: Reply) -> Stream:
         blocks = reply.events()
         first = await anext(blocks, b"")
+        first_s = self._clock()
         if not first:
             raise Lost("a decode worker ended its stream before the first event")
         status = sse.error_status(first)
@@ -228,57 +206,94 @@ class Exchange:
             raise Rejected(status, sse.error_json(first))
         if status is not None:
             raise Lost(f"a decode worker's stream began with an error {status}")
-        return Stream(self._relay(first, blocks, self._clock()))
+        self._relay = Relay(self, self.wait, self._counted, self._remains, self._tap)
+        return Stream(self._told(self._relay.blocks(first, blocks), first_s))
 
-    async def _relay(self, first: bytes, rest: AsyncIterator[bytes], first_s: float) -> AsyncIterator[bytes]:
-        """Pass blocks on. A stream that breaks ends with an error event and without ``[DONE]``."""
-        block, failed, told = first, False, False
-        try:
-            while block:
-                failed = failed or sse.has_error(block)
-                whole = block.endswith(sse.DONE)
-                if whole and failed:
-                    block = block.removesuffix(sse.DONE)
-                self.output_tokens += sse.token_events(block)
-                yield await self._counted(block)
-                if not told:  # the client has its first token already: what the brain learns of it need not hold it up
-                    told = True
-                    self._obey(self._brain.first_token(self._id, first_s))
-                if whole:
-                    self.broken = failed
-                    await self._drain(rest)
-                    return
-                block = await anext(rest, b"")
-        except (Lost, Malformed):
-            pass
-        self.broken = True
-        if not failed:
-            yield sse.error_event("the worker that wrote this answer is gone; send the request again", 502)
-
-    async def _drain(self, rest: AsyncIterator[bytes]) -> None:
-        """Take the end of the HTTP body that follows the last event, so that the connection can be used again."""
-        with contextlib.suppress(Lost, Malformed, TimeoutError):
-            async with asyncio.timeout(DRAIN_S):
-                await anext(rest, b"")
+    async def _told(self, blocks: AsyncIterator[bytes], first_s: float) -> AsyncIterator[bytes]:
+        told = False
+        async for block in blocks:
+            yield block
+            if not told:  # the client has its first token already: what the brain learns of it need not hold it up
+                told = True
+                self._obey(self._brain.first_token(self._id, first_s))
 
     async def _counted(self, block: bytes) -> bytes:
         """``block`` with P's count of cached tokens, where D's stands."""
         if sse.DETAILS not in block:
             return block
-        self.output_tokens = sse.completion_tokens(block) or self.output_tokens
+        self._written = sse.completion_tokens(block) or self._written
         if self._local:
             return block
-        await self._settle()
+        await self._prefills.settle()
         return sse.with_cached_tokens(block, self._brain.cached_tokens(self._id))
+
+    # ------------------------------------------------------------ another D writes the rest
+
+    async def go_on(self, reason: str) -> Continuation | None:
+        """The rest of the answer from another D; None when there is none. Raises ``Lost``, ``Malformed``, ..."""
+        assert self._remains is not None, "only what is journaled goes on"
+        assert self._tap is not None, "only what is journaled goes on"
+        self._lost_s = self.wait.since_s or self._lost_s or self._clock()
+        self.wait.end()
+        self._drop_decode()
+        reason, self._abandoned = self._abandoned or reason, ""
+        rests = await rests_of(self._remains, self._tap, self._tokens)
+        plan = self._brain.recovery.lost(
+            self._id,
+            self._remains.ask([rest.index for rest in rests]),
+            reason=reason,
+            tokens=self.journal_tokens,
+            now=self._clock(),
+        )
+        if plan is None:
+            return None
+        self._prefills.renew([self._remains.rest_of(rest.index) for rest in rests])
+        self._go = asyncio.get_running_loop().create_future()
+        if isinstance(plan, Plan):
+            self.start(plan)
+        await self._go
+        self._replies = []
+        for rest in rests:
+            self._replies.append(await self._open_rest(rest))
+        self._continuation = Continuation(list(zip(rests, self._replies, strict=True)), self.wait)
+        return self._continuation
+
+    async def _open_rest(self, rest: RestOfChoice) -> Reply:
+        """Raises ``Lost``, ``Rejected``, ``Overloaded``."""
+        assert self._remains is not None, "only what is journaled goes on"
+        order = self._brain.decode_order(self._id, self._clock())
+        body = rest_body(
+            self._request,
+            order,
+            self._remains.rest_of(rest.index),
+            self._salt,
+            written=len(self._remains.journal.choices[rest.index].ids),
+            room_tokens=self._remains.room_tokens(rest.index),
+        )
+        self.wait.begin()
+        reply = await self._open(f"{order.url}{self._request.kind.path}", body, f"-r{rest.index}")
+        if reply.status != 200:
+            self._replies.append(reply)
+            await accepted(reply)
+        return reply
+
+    def resumed(self) -> None:
+        """The first piece of the rest goes to the client."""
+        now = self._clock()
+        self._obey(self._brain.recovery.resumed(self._id, now - self._lost_s, now))
+        self._lost_s = 0.0
+
+    def cached_tokens(self) -> int | None:
+        return self._brain.cached_tokens(self._id)
 
     # ------------------------------------------------------------ end
 
     def close(self, status: int) -> Timeline:
         """Drop whatever still runs and give back what was reserved. To be called exactly once."""
-        self._closed = True
-        for task in self._prefills.values():
-            task.cancel()
+        self._prefills.close()
         self._drop_decode()
+        if self._continuation is not None:
+            self._continuation.close()
         if not self._go.done():
             self._go.cancel()
         elif not self._go.cancelled():

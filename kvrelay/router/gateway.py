@@ -15,9 +15,10 @@ from kvrelay.fleet.actual import actual
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.health import examine
 from kvrelay.policy.admit import RETRY_AFTER_S
+from kvrelay.router.answers import Stream, Whole
 from kvrelay.router.bodies import Bodies, Claim
 from kvrelay.router.desk import Desk
-from kvrelay.router.exchange import Exchange, Stream, Whole
+from kvrelay.router.exchange import Exchange
 from kvrelay.router.failures import CLIENT_CLOSED, Failure, describe, error_body, unexpected
 from kvrelay.router.keys import Keyring, Tenant
 from kvrelay.router.promises import Promises

@@ -24,16 +24,19 @@ def prefill_body(order: PrefillOrder, model: str, ids: list[int], salt: str) -> 
     return msgspec.json.encode(body | _salted(salt))
 
 
-def local_body(request: ClientRequest, salt: str) -> bytes:
-    """The client's body for a worker that does everything itself."""
-    return msgspec.json.encode(request.body | _salted(salt))
+def local_body(request: ClientRequest, salt: str, *, journaled: bool = False) -> bytes:
+    """The client's body for a worker that does everything itself; ``journaled``: the answer tells its token ids."""
+    return msgspec.json.encode(request.body | _salted(salt) | _told(journaled))
 
 
-def decode_body(request: ClientRequest, order: DecodeOrder, prompts: list[list[int]], salt: str) -> bytes:
+def decode_body(
+    request: ClientRequest, order: DecodeOrder, prompts: list[list[int]], salt: str, *, journaled: bool = False
+) -> bytes:
     """The client's body with token ids instead of text, so that the prompt is tokenised once."""
     leg = DecodeLeg(transfers=list(order.transfers), home=order.home, page_dtypes=list(order.page_dtypes))
     params = handoff_params(leg)
     body = request.body | _salted(near_salt(salt) if leg.page_dtypes else salt) | {"kv_transfer_params": params}
+    body |= _told(journaled)
     if keeps_text(request):
         return msgspec.json.encode(body)
     if request.kind is Kind.CHAT:
@@ -41,6 +44,36 @@ def decode_body(request: ClientRequest, order: DecodeOrder, prompts: list[list[i
     else:
         body["prompt"] = prompts if len(prompts) > 1 else prompts[0]
     return msgspec.json.encode(body)
+
+
+_OF_THE_WHOLE = frozenset(
+    {
+        "stop", "n", "stream_options", "max_completion_tokens", "truncate_prompt_tokens", "truncation_side",
+        "add_special_tokens",
+    }
+)  # fmt: skip
+"""Fields that the rest of an answer must not obey again: the router does, or did."""
+
+
+def rest_body(
+    request: ClientRequest, order: DecodeOrder, ids: list[int], salt: str, *, written: int, room_tokens: int
+) -> bytes:
+    """One choice from the cut on: ``ids`` are its prompt and the ``written`` tokens of its answer."""
+    params = handoff_params(DecodeLeg(transfers=list(order.transfers), home=order.home))
+    body = {key: value for key, value in request.body.items() if key not in _OF_THE_WHOLE}
+    body |= _salted(salt) | _told(True) | {"stream": True, "max_tokens": room_tokens, "kv_transfer_params": params}
+    least = body.pop("min_tokens", None)
+    if isinstance(least, int) and least > written:
+        body["min_tokens"] = least - written
+    if request.kind is Kind.CHAT:
+        params["prompt_token_ids"] = ids
+    else:
+        body["prompt"] = ids
+    return msgspec.json.encode(body)
+
+
+def _told(journaled: bool) -> dict[str, object]:
+    return {"return_token_ids": True} if journaled else {}
 
 
 def keeps_text(request: ClientRequest) -> bool:

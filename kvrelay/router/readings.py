@@ -10,6 +10,7 @@ from kvrelay.fleet.health import stranded
 from kvrelay.fleet.index import store_key
 from kvrelay.policy.breaker import State
 from kvrelay.protocol.client import LinkReport
+from kvrelay.router.desk import Desk
 
 Reading = tuple[str, str, dict[str, str], float]
 
@@ -22,6 +23,8 @@ class BrainReadings:
         self._clock = clock
         self.listener: Listener | None = None
         """The control port, once it listens."""
+        self.desk: Desk | None = None
+        """Answers that are being written, once it is open."""
 
     def __repr__(self) -> str:
         return f"<BrainReadings of {self._brain!r}>"
@@ -40,6 +43,7 @@ class BrainReadings:
         yield "kvrelay_waiting", "Requests that wait in the router for their turn.", {}, len(door.waiting)
         for kind, count in sorted(door.refused.items()):
             yield "kvrelay_refused_total", "Requests turned away, by kind.", {"kind": kind}, count
+        yield from self._recovery()
         yield from self._predictions()
         yield from self._prefixes()
         yield from self._control()
@@ -47,6 +51,12 @@ class BrainReadings:
         yield from self._workers()
         yield from self._stranded()
         yield from self._stores()
+
+    def _recovery(self) -> Iterator[Reading]:
+        recovery, kept = self._brain.recovery, self.desk.journal_tokens if self.desk is not None else 0
+        yield "kvrelay_journal_tokens", "Tokens kept of answers in flight, to go on from elsewhere.", {}, kept
+        yield "kvrelay_resumes_waiting", "Answers without a decode worker that wait for their turn.", {}, len(recovery)
+        yield "kvrelay_stalls_total", "Workers found to make no progress with their work.", {}, recovery.stalls
 
     def _predictions(self) -> Iterator[Reading]:
         seen = self._brain.outcomes.calibration

@@ -86,7 +86,16 @@ class Router:
         """Serve both sockets until cancelled."""
         upstream = Upstream(connect_s=self._config.upstream_connect_s, engine_key=engine_key(self._key))
         renderer = Renderer(upstream, self._tokens)
-        desk = Desk(self.brain, upstream, self._telemetry, self._clock, self._switchboard)
+        desk = Desk(
+            self.brain,
+            upstream,
+            self._telemetry,
+            self._clock,
+            self._switchboard,
+            self._tokens,
+            resumes=self._config.resume,
+        )
+        self._readings.desk = desk
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(upstream.close)
             await stack.enter_async_context(_site(self._gateway(desk, renderer).app(), api))
@@ -125,7 +134,7 @@ class Router:
 
     async def _tick(self, desk: Desk) -> None:
         while True:
-            desk.obey(self.brain.tick(self._clock()))
+            desk.tick()
             await asyncio.sleep(TICK_S)
 
 

@@ -39,6 +39,12 @@ class Telemetry:
         self._output_tokens = self._counter("kvrelay_output_tokens", "Tokens written.")
         self._ttft = self._histogram("kvrelay_ttft_seconds", "Request received to first event.")
         self._whole = self._histogram("kvrelay_request_seconds", "Request received to its end.")
+        self._resumes = self._counter(
+            "kvrelay_resumes", "Answers that lost their decode worker, by how.", "reason", "outcome"
+        )
+        self._pauses = self._histogram(
+            "kvrelay_resume_pause_seconds", "Last piece before a loss to first piece after it."
+        )
         self._transfers = TransferMetrics(self._registry)
 
     def __repr__(self) -> str:
@@ -65,6 +71,10 @@ class Telemetry:
         self._whole.observe(timeline.events["finished"])
         if (first := timeline.events.get("first_token")) is not None:
             self._ttft.observe(first)
+        for loss in timeline.resumptions:
+            self._resumes.labels(loss.reason, loss.outcome).inc()
+            if loss.pause_s is not None:
+                self._pauses.observe(loss.pause_s)
         self._transfers.observe(timeline)
 
     def exposition(self) -> bytes:

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
 import jinja2
 from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
 
 from kvrelay.errors import Misconfigured
 from kvrelay.router.template import ChatTemplate, read_template
@@ -25,7 +26,35 @@ MESSAGE_CHARS = 40
 MAX_THREADS = 4
 """Encoding runs outside Python's lock, so that threads are as good as cores."""
 
+_UPSET = "Invalid prefix encountered"
+INLINE_IDS = 256
+"""Ids that are turned into text on the loop: about 1 ms as well."""
+
 T = TypeVar("T")
+
+
+class Decoder:
+    """Token ids to text, one after the other, as the engine does it: a character comes with its last token."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt: list[int], *, skip_special: bool) -> None:
+        """``prompt``: what a tokenizer writes for a token depends on those before it."""
+        self._tokenizer = tokenizer
+        self._skip_special = skip_special
+        self._stream = DecodeStream(ids=prompt, skip_special_tokens=skip_special)
+
+    def __repr__(self) -> str:
+        return f"<Decoder, special tokens {'skipped' if self._skip_special else 'shown'}>"
+
+    def step(self, token: int) -> str:
+        """What ``token`` adds to the text."""
+        try:
+            return self._stream.step(self._tokenizer, token) or ""
+        except Exception as error:  # border: the library raises nothing narrower
+            if not str(error).startswith(_UPSET):
+                raise
+            # Bytes that are no UTF-8 upset it; the engine begins anew as well.
+            self._stream = DecodeStream(skip_special_tokens=self._skip_special)
+            return self._stream.step(self._tokenizer, token) or ""
 
 
 class Tokens:
@@ -62,6 +91,16 @@ class Tokens:
         # A batch is encoded outside Python's lock, a single text is not; "fast" leaves out where each token stands.
         ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids
         return ids
+
+    async def text_after(self, prompt: list[int], ids: Sequence[int], *, skip_special: bool) -> tuple[Decoder, str]:
+        """The text of ``ids`` after ``prompt``, and what goes on from there."""
+        if len(ids) <= INLINE_IDS:
+            return self._text_after(prompt, ids, skip_special)
+        return await self._away(self._text_after, prompt, ids, skip_special)
+
+    def _text_after(self, prompt: list[int], ids: Sequence[int], skip_special: bool) -> tuple[Decoder, str]:
+        decoder = Decoder(self._tokenizer, prompt, skip_special=skip_special)
+        return decoder, "".join(map(decoder.step, ids))
 
     async def _away(self, work: Callable[..., T], *given: object) -> T:
         """``work`` in a thread."""

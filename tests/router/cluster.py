@@ -36,6 +36,8 @@ class Member:
         self.link = link
         self.info = info
         self.silent = False
+        self.progress: int | None = None
+        """Of its heartbeats."""
 
     async def beat(self) -> None:
         while True:
@@ -45,7 +47,11 @@ class Member:
 
     def heartbeat(self, healthy: bool = True) -> Heartbeat:
         return Heartbeat(
-            name=self.info.name, incarnation=self.info.incarnation, healthy=healthy, counts={"pages_used": 3}
+            name=self.info.name,
+            incarnation=self.info.incarnation,
+            healthy=healthy,
+            counts={"pages_used": 3},
+            progress=self.progress,
         )
 
     async def send(self, message: Message) -> None:
@@ -124,10 +130,12 @@ class Cluster:
         model: str = "tiny",
         dtype: str = "bfloat16",
         checked: bool = True,
+        fake: FakeVllm | None = None,
         **more: Any,
     ) -> FakeVllm:
         """Start a fake worker and register it; once it is ready (and its rendering ``checked``), return."""
-        fake = await self._stack.enter_async_context(FakeVllm(tokens=self.tokens, model=model, **more).serve())
+        made = FakeVllm(tokens=self.tokens, model=model, **more) if fake is None else fake
+        fake = await self._stack.enter_async_context(made.serve())
         self.workers[name] = fake
         await self.join(worker(name, role, url=fake.url, store=store_name, weights=weights, model=model, dtype=dtype))
         await until(lambda: self.is_ready(name))

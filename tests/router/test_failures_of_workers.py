@@ -15,7 +15,7 @@ import pytest
 
 from kvrelay.feed import Feed
 from kvrelay.protocol.feed import Heartbeat, RegisterWorker
-from kvrelay.router import exchange
+from kvrelay.router import prefills
 from kvrelay.types import Role, Stage
 from tests.fleet.values import store, worker
 from tests.router.cluster import KEY, Cluster, until
@@ -138,7 +138,7 @@ async def test_an_engine_that_dies_in_mid_stream_makes_no_false_done(cluster: Cl
     decode.error_after = 1
     one, error = await cluster.stream()
     assert b"one" in one
-    assert b"engine died" in error
+    assert b'"code":502' in error
 
 
 async def test_a_p_that_falls_silent_does_not_hold_the_request_up(cluster: Cluster) -> None:
@@ -229,7 +229,7 @@ async def test_an_unexpected_failure_of_a_late_prefill_is_logged(
     def broken(answer: bytes) -> int:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(exchange, "prefill_cached_tokens", broken)
+    monkeypatch.setattr(prefills, "prefill_cached_tokens", broken)
     prefill, decode = await cluster.split()
     prefill.on_prefill = cluster.says(Stage.STARTED, Stage.LAST_CHUNK)
     prefill.hold.clear()

@@ -1,0 +1,84 @@
+"""What one streamed answer has said so far: token ids and how much of their text was sent. It must never hold more
+tokens than the request allowed, nor be taken for whole when a token is missing."""
+
+from __future__ import annotations
+
+import zlib
+from array import array
+from collections.abc import Sequence
+
+SPARE_TOKENS = 1
+"""Workers may count an end token that the limit does not."""
+
+
+class ChoiceLog:
+    """One choice of the answer."""
+
+    def __init__(self, prompt: int) -> None:
+        self.prompt = prompt
+        """Which of the request's prompts it answers."""
+        self.ids = array("I")
+        self.sent_chars = 0
+        self.begun = False
+        """The client knows of it."""
+        self.finished = False
+        self.is_exact = True
+        """Every piece of text came with its tokens, and was text and nothing else."""
+        self._digest = 0
+
+    def __repr__(self) -> str:
+        state = "finished" if self.finished else "open" if self.is_exact else "not exact"
+        return f"<ChoiceLog {len(self.ids)} tokens, {self.sent_chars} characters, {state}>"
+
+    def matches(self, text: str) -> bool:
+        """Whether ``text`` begins with exactly what the client was sent."""
+        sent = text[: self.sent_chars]
+        return len(sent) == self.sent_chars and zlib.crc32(sent.encode("utf-8", "surrogatepass")) == self._digest
+
+    def said(self, text: str) -> None:
+        if text:
+            self.sent_chars += len(text)
+            self._digest = zlib.crc32(text.encode("utf-8", "surrogatepass"), self._digest)
+
+
+class Journal:
+    """All choices of an answer, by the index that the client sees."""
+
+    def __init__(self, prompts: int, choices: int, limits: Sequence[int]) -> None:
+        """``limits``: most tokens of each choice of a prompt, by prompt."""
+        self.choices = [ChoiceLog(index // choices) for index in range(prompts * choices)]
+        self._limits = limits
+        self.tokens = 0
+
+    def __repr__(self) -> str:
+        return f"<Journal {self.tokens} tokens, {len(self.open)} of {len(self.choices)} choices open>"
+
+    @property
+    def open(self) -> list[int]:
+        """Choices that have not come to their end."""
+        return [index for index, choice in enumerate(self.choices) if not choice.finished]
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether what is still open can be gone on with."""
+        return all(choice.is_exact for choice in self.choices if not choice.finished)
+
+    def wrote(self, index: int, ids: Sequence[int], text: str, *, finished: bool = False, exact: bool = True) -> None:
+        """A piece of choice ``index`` goes to the client. ``exact``: false when the piece says more than ``text``."""
+        if not 0 <= index < len(self.choices):
+            self.spoil()  # a worker that answers what nobody asked: nothing of it can be gone on with
+            return
+        choice = self.choices[index]
+        fits = len(choice.ids) + len(ids) <= self._limits[choice.prompt] + SPARE_TOKENS
+        if fits:
+            choice.ids.extend(ids)
+        self.tokens += len(ids)
+        choice.begun = True
+        choice.is_exact = choice.is_exact and exact and fits and bool(choice.ids or not text)
+        choice.finished = choice.finished or finished
+        choice.said(text)
+
+    def spoil(self) -> None:
+        """Something was sent that could not be read."""
+        for choice in self.choices:
+            choice.is_exact = False

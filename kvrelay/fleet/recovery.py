@@ -1,0 +1,227 @@
+"""Answers that lost their decode worker: when that is so, where they go on, and whose turn it is. It must never keep
+one waiting that nobody will write on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from kvrelay.fleet.chooser import Chooser, Pick
+from kvrelay.fleet.experience import Experience
+from kvrelay.fleet.flight import (
+    AbandonDecode,
+    AbandonPrefill,
+    Ask,
+    Command,
+    Flight,
+    LegState,
+    Plan,
+    Refuse,
+    Start,
+    Waits,
+)
+from kvrelay.fleet.launch import Launcher
+from kvrelay.fleet.loads import Loads
+from kvrelay.fleet.outcomes import Outcomes
+from kvrelay.fleet.prefix_waits import PrefixWaits
+from kvrelay.fleet.resumption import Resumption
+from kvrelay.fleet.workers import Fleet
+from kvrelay.policy.admit import RETRY_AFTER_S
+from kvrelay.policy.cost import Item
+from kvrelay.policy.recover import MAX_RESUMES, Manner, Pace, Patience
+
+CHEAP_S = 0.05
+"""What is loaded rather than computed need not wait for its turn: it is no more than a step or two of its worker."""
+
+
+@dataclass(frozen=True)
+class Lost:
+    """An answer that waits for its turn to go on."""
+
+    flight: Flight
+    ask: Ask
+    seconds: float
+    """Predicted prefill."""
+    since_s: float
+
+    @property
+    def urgency(self) -> tuple[int, float, float]:
+        """The least goes first: priority, then whoever is back soonest, then who waits longest."""
+        return -self.ask.slo.priority, self.seconds, self.since_s
+
+
+class Recovery:
+    """Of all requests of one router."""
+
+    def __init__(
+        self,
+        flights: Mapping[str, Flight],
+        fleet: Fleet,
+        loads: Loads,
+        chooser: Chooser,
+        launcher: Launcher,
+        outcomes: Outcomes,
+        experience: Experience,
+        waits: PrefixWaits,
+        patience: Patience,
+    ) -> None:
+        self._flights = flights
+        self._fleet = fleet
+        self._loads = loads
+        self._chooser = chooser
+        self._launcher = launcher
+        self._outcomes = outcomes
+        self._experience = experience
+        self._waits = waits
+        self._patience = patience
+        self._pace = Pace()
+        self._waiting: dict[str, Lost] = {}
+        self.stalls = 0
+        """Workers found to make no progress with what they had to do."""
+
+    def __repr__(self) -> str:
+        return f"<Recovery {len(self._waiting)} waiting, {self.stalls} stalls>"
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    # ------------------------------------------------------------ is it lost?
+
+    def unanswered(self, request_id: str, since_s: float, now: float) -> list[Command]:
+        """The request waits for a word of its D since ``since_s``: whether somebody else should write."""
+        flight = self._flights.get(request_id)
+        if flight is None or not self._is_stalled(flight.decode.worker, since_s, now):
+            return []
+        self._stall(flight.decode.worker, now)
+        # A worker may well wake up: as long as nobody else could write, it is waited for.
+        if self._chooser.decode(flight.ask, flight.tried_decode, now) is None:
+            return []
+        return [AbandonDecode(request_id=request_id, reason="silent")]
+
+    def silent_prefills(self, now: float) -> Iterator[Command]:
+        """P legs whose worker makes no progress: another computes their prompts. Who tells of none has its lease."""
+        for flight in self._flights.values():
+            for leg in flight.legs:
+                held = leg.reservation
+                if held is None or leg.state is LegState.HELD or not self._is_stalled(held.worker, flight.heard_s, now):
+                    continue
+                member = self._fleet.workers.get(held.worker)
+                if member is not None and member.progress is not None:
+                    self._stall(held.worker, now)
+                    yield AbandonPrefill(request_id=flight.request_id, index=leg.index)
+
+    def _is_stalled(self, worker: str, since_s: float, now: float) -> bool:
+        if now - since_s <= self._patience.stream_s:  # nearly always
+            return False
+        silent_s = self._fleet.workers.silent_s(worker, now)
+        return self._patience.is_over(now - since_s, silent_s, self._step_s(worker))
+
+    def _step_s(self, worker: str) -> float:
+        if self._fleet.workers.get(worker) is None:
+            return 0.0
+        return self._experience.step(worker).seconds(1.0, self._loads.sequences[worker], self._loads.kv_tokens[worker])
+
+    def _stall(self, worker: str, now: float) -> None:
+        member = self._fleet.workers.get(worker)
+        if member is not None and member.stalled_s is None:
+            self.stalls += 1
+            self._fleet.workers.stall(worker, now)
+
+    # ------------------------------------------------------------ where does it go on?
+
+    def lost(self, request_id: str, ask: Ask | None, *, reason: str, tokens: int, now: float) -> Plan | Waits | None:
+        """D is gone after ``tokens`` were written; ``ask`` is of the rest, None when that cannot be asked for.
+
+        A plan to go on by, a wait for one, or None: the answer ends here.
+        """
+        flight = self._flights[request_id]
+        self._give_back(flight, now)
+        pick = None
+        if ask is not None and flight.resumes <= MAX_RESUMES:
+            pick = self._chooser.resume(ask, flight.tried_decode, now)
+        self._note(flight, reason, tokens, pick, now)
+        if ask is None or pick is None:
+            return None
+        seconds = _prefill_s(pick)
+        if seconds <= CHEAP_S or (not self._waiting and self._pace.allows(now, self._workers(ask, now))):
+            return self._go(flight, ask, pick, now)
+        self._waiting[request_id] = Lost(flight, ask, seconds, now)
+        return Waits(request_id=request_id)
+
+    def _give_back(self, flight: Flight, now: float) -> None:
+        """What the lost life held but for its place at D, which is kept until the next one."""
+        if not flight.resumes:
+            flight.cached_before = self._cached(flight)
+        flight.resumes += 1
+        self._outcomes.decode_refused(flight, now)
+        self._waits.drop(flight, now)
+        for leg in flight.legs:
+            self._outcomes.prefill_failed(leg, now, blamed=False)
+            self._waits.failed(leg.transfer)
+            self._launcher.release(leg, now)
+        self._waits.failed(flight.request_id)
+
+    def _cached(self, flight: Flight) -> int | None:
+        """P's own count, or what was predicted: the D that counted is gone."""
+        if flight.cached_tokens is not None:
+            return flight.cached_tokens
+        predicted = flight.timeline.predicted
+        return predicted.cached_tokens if predicted is not None else None
+
+    def _note(self, flight: Flight, reason: str, tokens: int, pick: Pick | None, now: float) -> None:
+        chosen = pick.decision.chosen if pick is not None else None
+        flight.timeline.lose(
+            Resumption(
+                reason=reason,
+                lost_worker=flight.decode.worker,
+                lost_at=round(now - flight.ask.received_s, 6),
+                tokens=tokens,
+                manner=Manner.CONTINUE if pick is not None else Manner.FAIL,
+                outcome="open" if pick is not None else "failed",
+                worker=pick.decode.name if pick is not None else "",
+                cached_tokens=chosen.cached_tokens if chosen is not None else 0,
+                prefill_s=round(_prefill_s(pick), 6) if pick is not None else 0.0,
+            )
+        )
+
+    def _workers(self, ask: Ask, now: float) -> int:
+        ground = self._chooser.ground(ask.facts.model, now)
+        return max(1, len({worker.name for worker in (*ground.readers, *ground.writers)}))
+
+    def _go(self, flight: Flight, ask: Ask, pick: Pick, now: float) -> Plan:
+        self._pace = self._pace.spend(_prefill_s(pick), now, self._workers(ask, now))
+        return self._launcher.relaunch(flight, ask, pick, now)
+
+    def turn(self, now: float) -> Iterator[Command]:
+        """Time passed, or something was given back: whose turn it is."""
+        for lost in sorted(self._waiting.values(), key=lambda lost: lost.urgency):
+            if not self._pace.allows(now, self._workers(lost.ask, now)):
+                return
+            flight = lost.flight
+            del self._waiting[flight.request_id]
+            pick = self._chooser.resume(lost.ask, flight.tried_decode, now)
+            if pick is None:
+                reason = "no worker is left that could write the rest of this answer; retry"
+                yield Refuse(request_id=flight.request_id, reason=reason, after_s=RETRY_AFTER_S)
+            else:
+                yield Start(request_id=flight.request_id, plan=self._go(flight, lost.ask, pick, now))
+
+    # ------------------------------------------------------------ what became of it
+
+    def resumed(self, request_id: str, pause_s: float, now: float) -> list[Command]:
+        """The first piece of the rest is here, ``pause_s`` after the last one before."""
+        flight = self._flights[request_id]
+        flight.timeline.go_on(flight.decode.worker, pause_s)
+        # Whoever failed it earlier may be well again when this one is lost, too.
+        flight.tried_decode = {flight.decode.worker}
+        self._outcomes.resumed(flight)
+        self._loads.computed(flight.decode, now)
+        return self._waits.computed(request_id, now)
+
+    def leave(self, request_id: str) -> None:
+        """The request is over."""
+        self._waiting.pop(request_id, None)
+
+
+def _prefill_s(pick: Pick) -> float:
+    return dict(pick.decision.chosen.items)[Item.PREFILL]

@@ -1,0 +1,104 @@
+"""After a decode worker is lost in mid-answer: what can go on elsewhere and how, when silence counts as a loss, and how
+fast prompts may be computed again. It must never let an answer go on where a word of it could change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+
+import msgspec
+
+from kvrelay.types import Value
+
+MAX_RESUMES = 8
+"""Losses that one answer outlives: enough for a rolling restart, and an end for a request that kills its workers."""
+
+
+class Manner(StrEnum):
+    """How an answer goes on elsewhere."""
+
+    CONTINUE = "continue"
+    """The prompt and what was written of the answer become the prompt; their pages are found by name."""
+    REPLAY = "replay"
+    """The request is asked again as it was, and its first tokens are forced to be those that were written."""
+    RESTART = "restart"
+    """Nothing reached the client: it is asked again."""
+    FAIL = "fail"
+    """The client is told that its answer ends here."""
+
+
+SURVIVES = frozenset(
+    {
+        # What is asked, and of whom; the prompt itself is replaced by token ids.
+        "model", "prompt", "messages", "stream", "stream_options", "n", "user", "store", "metadata", "service_tier",
+        "request_id", "session_id", "priority", "return_token_ids", "safety_identifier",
+        # How the prompt was rendered: it is token ids now.
+        "add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs", "documents",
+        "truncate_prompt_tokens", "truncation_side", "add_special_tokens", "tools", "parallel_tool_calls",
+        # Samplers that look at one step alone, or at the prompt and the answer alike.
+        "temperature", "top_p", "top_k", "min_p", "logit_bias", "allowed_token_ids", "repetition_penalty", "logprobs",
+        "top_logprobs", "return_tokens_as_token_ids",
+        # Ends: what was written is taken off the limits, and the router looks for stop strings itself.
+        "max_tokens", "max_completion_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos",
+        "include_stop_str_in_output", "skip_special_tokens",
+    }
+)  # fmt: skip
+"""Fields of a request that mean the same to its rest as to its whole. Any other one that is set needs a replay."""
+PER_OUTPUT = frozenset(
+    {
+        "seed", "presence_penalty", "frequency_penalty", "bad_words", "response_format", "structured_outputs",
+        "tool_choice",
+    }
+)  # fmt: skip
+"""Fields with a state that begins at the first token of the output: known to be right when it is replayed."""
+
+
+def manner(fields: Iterable[str], *, replays: bool) -> Manner:
+    """How a request whose ``fields`` are set goes on; ``replays``: its workers can force tokens."""
+    strange = set(fields) - SURVIVES
+    if not strange:
+        return Manner.CONTINUE
+    return Manner.REPLAY if replays and strange <= PER_OUTPUT else Manner.FAIL
+
+
+class Patience(Value, frozen=True, kw_only=True):
+    """When a worker that says nothing counts as lost. It has to be silent in two ways: silence of one stream alone may
+    be a queue, and silence of heartbeats alone does no harm to a stream that flows."""
+
+    stream_s: float
+    """A request heard nothing for so long."""
+    worker_s: float
+    """Its worker showed no life for so long: no heartbeat, or heartbeats that tell of no progress."""
+    steps: float = 8.0
+    """A request waits for at least so many predicted steps."""
+
+    def is_over(self, silent_s: float, worker_silent_s: float, step_s: float) -> bool:
+        """Whether somebody else should write the answer on."""
+        return silent_s > max(self.stream_s, self.steps * step_s) and worker_silent_s > self.worker_s
+
+
+def patience(dead_after_s: float) -> Patience:
+    """So that a loss is noticed within ``dead_after_s``, a look at the clock every 0.2 s included."""
+    return Patience(stream_s=0.75 * dead_after_s, worker_s=0.5 * dead_after_s)
+
+
+class Pace(Value, frozen=True, kw_only=True):
+    """A token bucket of prefill seconds: a death must not make every worker compute lost prompts and nothing else."""
+
+    share: float = 0.5
+    """Of each worker's time, in the long run."""
+    burst_s: float = 1.0
+    """At once, for each worker."""
+    spent_s: float = 0.0
+    at_s: float = 0.0
+
+    def _spent(self, now: float, workers: int) -> float:
+        return max(0.0, self.spent_s - self.share * workers * max(0.0, now - self.at_s))
+
+    def allows(self, now: float, workers: int) -> bool:
+        """Whether another prompt may be computed again. A long one may overdraw: it would never begin otherwise."""
+        return self._spent(now, workers) < self.burst_s * workers
+
+    def spend(self, seconds: float, now: float, workers: int) -> Pace:
+        """``seconds`` of prefill begin."""
+        return msgspec.structs.replace(self, spent_s=self._spent(now, workers) + seconds, at_s=now)

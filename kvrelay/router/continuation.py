@@ -1,0 +1,185 @@
+"""The rest of a streamed answer, written by another worker than its beginning, in the events of the first one. It must
+never pass on a token that the client has, nor one after the answer's end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import msgspec
+
+from kvrelay.errors import KvrelayError, Lost, Malformed
+from kvrelay.router import sse
+from kvrelay.router.rest import RestOfText
+from kvrelay.router.resumable import Remains
+from kvrelay.router.tap import Tap
+from kvrelay.router.tokens import Tokens
+from kvrelay.router.upstream import Reply
+from kvrelay.router.wait import Wait
+
+HELD_BLOCKS = 8
+"""Of each choice, while the client is slow."""
+_DATA = b"data: "
+
+
+class RestOfChoice:
+    """One choice, from the cut on."""
+
+    def __init__(self, index: int, remains: Remains, tap: Tap, text: RestOfText) -> None:
+        self.index = index
+        self._remains = remains
+        self._tap = tap
+        self._text = text
+        self._log = remains.journal.choices[index]
+        self._offset = len(text.text)
+        """Where the text of the second worker begins in that of the answer."""
+
+    def __repr__(self) -> str:
+        return f"<RestOfChoice {self.index}, {self._text!r}>"
+
+    @property
+    def finished(self) -> bool:
+        return self._log.finished
+
+    @property
+    def stopped(self) -> bool:
+        """A stop string ended it, of which the second worker does not know."""
+        return self._text.stopped_by is not None
+
+    def take(self, block: bytes) -> bytes:
+        """Events of the second worker as the client gets them. Raises ``Lost``, ``Malformed``."""
+        return b"".join(map(self._event, filter(None, block.split(sse.END))))
+
+    def _event(self, data: bytes) -> bytes:
+        event = data + sse.END
+        if self.finished or event == sse.DONE:
+            return b""
+        if sse.has_error(event):
+            raise Lost("the worker failed at the rest of an answer")
+        try:
+            read: dict[str, Any] = msgspec.json.decode(data.removeprefix(_DATA))
+            choices = read["choices"]
+            return self._chunk(read, choices[0]) if choices else b""
+        except (msgspec.DecodeError, KeyError, TypeError, IndexError, AttributeError) as error:
+            raise Malformed(f"a worker's event cannot be read: {error}") from error
+
+    def _chunk(self, event: dict[str, Any], choice: dict[str, Any]) -> bytes:
+        ids, reason = choice.get("token_ids") or [], choice.get("finish_reason")
+        if reason in ("abort", "error"):
+            raise Lost("the worker gave the rest of an answer up")
+        delta = choice.get("delta")
+        if delta is not None and not ids and reason is None and self._log.begun:
+            return b""  # a chat's first event, which tells the role
+        kept = self._text.write(ids, ended_by_token=reason == "stop")
+        if self._text.stopped_by is not None:
+            choice |= {"finish_reason": "stop", "stop_reason": self._text.stopped_by}
+        finished = choice.get("finish_reason") is not None
+        text = self._text.take(finished=finished)
+        self._say(choice, text)
+        self._trim(choice.get("logprobs"), kept)
+        self._log_and_label(choice, ids[:kept], text, finished)
+        return self._dressed(event, [choice])
+
+    def _say(self, choice: dict[str, Any], text: str) -> None:
+        if choice.get("delta") is not None:
+            choice["delta"]["content"] = text
+        else:
+            choice["text"] = text
+
+    def _trim(self, logprobs: dict[str, Any] | None, kept: int) -> None:
+        """Those of tokens that belong to the answer; offsets are of the whole text."""
+        for key, values in (logprobs or {}).items():
+            if isinstance(values, list) and logprobs is not None:
+                shift = self._offset if key == "text_offset" else 0
+                logprobs[key] = [value + shift for value in values[:kept]] if shift else values[:kept]
+
+    def _log_and_label(self, choice: dict[str, Any], ids: list[int], text: str, finished: bool) -> None:
+        self._remains.journal.wrote(self.index, ids, text, finished=finished)
+        choice["index"] = self.index
+        for key in ("token_ids", "prompt_token_ids"):
+            if key in choice:
+                choice[key] = ids if key == "token_ids" and self._tap.keeps_ids else None
+
+    def _dressed(self, event: dict[str, Any], choices: list[dict[str, Any]]) -> bytes:
+        """With the names of the first worker's events."""
+        head = self._tap.head
+        event |= {"id": head.id, "created": head.created, "model": head.model, "choices": choices}
+        if "prompt_token_ids" in event:
+            event["prompt_token_ids"] = None
+        if self._remains.wants_running_usage:
+            event["usage"] = self._running_usage()
+        return _DATA + msgspec.json.encode(event) + sse.END
+
+    def _running_usage(self) -> dict[str, int]:
+        prompt, written = len(self._remains.prompts[self._log.prompt]), len(self._log.ids)
+        return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
+
+
+async def rests_of(remains: Remains, tap: Tap, tokens: Tokens) -> list[RestOfChoice]:
+    """All choices that are still open, up to the cut; none when one of them cannot go on."""
+    if not remains.journal.is_exact:
+        return []
+    try:
+        return [await _rest_of(index, remains, tap, tokens) for index in remains.journal.open]
+    except Malformed:
+        return []
+
+
+async def _rest_of(index: int, remains: Remains, tap: Tap, tokens: Tokens) -> RestOfChoice:
+    """Raises ``Malformed`` when the tokens of choice ``index`` do not make the text that was sent."""
+    log = remains.journal.choices[index]
+    skip = remains.request.body.get("skip_special_tokens") is not False
+    decoder, text = await tokens.text_after(remains.prompts[log.prompt], log.ids, skip_special=skip)
+    if not log.matches(text):
+        raise Malformed("the tokens of an answer do not make the text that was sent")
+    rest = RestOfText(decoder.step, remains.rules, text=text, tokens=len(log.ids), sent_chars=log.sent_chars)
+    return RestOfChoice(index, remains, tap, rest)
+
+
+News = tuple[RestOfChoice, Reply, bytes | KvrelayError]
+
+
+class Continuation:
+    """All choices that are still open, each from a reply of its own."""
+
+    def __init__(self, legs: Sequence[tuple[RestOfChoice, Reply]], wait: Wait) -> None:
+        self._legs = legs
+        self._wait = wait
+        self._news: asyncio.Queue[News] = asyncio.Queue(HELD_BLOCKS * len(legs))
+        self._readers: list[asyncio.Task[None]] = []
+
+    def __repr__(self) -> str:
+        return f"<Continuation of {len(self._legs)} choices>"
+
+    async def blocks(self) -> AsyncIterator[bytes]:
+        """Events until every choice has come to its end. Raises ``Lost``, ``Malformed``."""
+        self._readers = [asyncio.create_task(self._read(rest, reply)) for rest, reply in self._legs]
+        while not all(rest.finished for rest, _ in self._legs):
+            self._wait.begin()
+            rest, reply, news = await self._news.get()
+            self._wait.end()
+            if rest.finished:
+                continue
+            if isinstance(news, KvrelayError):
+                raise news
+            block = rest.take(news)
+            if rest.stopped:
+                reply.close()
+            if block:
+                yield block
+
+    async def _read(self, rest: RestOfChoice, reply: Reply) -> None:
+        try:
+            async for block in reply.events():
+                await self._news.put((rest, reply, block))
+            await self._news.put((rest, reply, Lost("a worker ended its stream before the answer's end")))
+        except (Lost, Malformed) as error:
+            await self._news.put((rest, reply, error))
+
+    def close(self) -> None:
+        """Hang up, which ends what a stop string made needless."""
+        for task in self._readers:
+            task.cancel()
+        for _, reply in self._legs:
+            reply.close()

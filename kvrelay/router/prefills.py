@@ -1,0 +1,121 @@
+"""The P legs of one request. It must never leave one running after ``close``, nor take the answer of a leg that was
+called off for that of the one that took its place."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+
+from kvrelay.errors import KvrelayError, Lost
+from kvrelay.fleet.brain import Brain
+from kvrelay.fleet.flight import Command, PrefillOrder
+from kvrelay.router.failures import Rejected, blames_client
+from kvrelay.router.legs import prefill_body, prefill_cached_tokens
+from kvrelay.router.upstream import MAX_ERROR_BYTES, Reply, Upstream
+
+log = logging.getLogger("kvrelay.router")
+
+SETTLE_S = 1.0
+"""Longest wait for P's own count of cached tokens once D has finished."""
+
+
+class Prefills:
+    """Sends them and tells the brain how they end."""
+
+    def __init__(
+        self,
+        brain: Brain,
+        upstream: Upstream,
+        clock: Callable[[], float],
+        *,
+        request_id: str,
+        model: str,
+        salt: str,
+        prompts: list[list[int]],
+        obey: Callable[[Iterable[Command]], None],
+        refused: Callable[[KvrelayError], bool],
+    ) -> None:
+        """``refused`` takes an error that is the request's own; false when D is asked already."""
+        self._brain = brain
+        self._upstream = upstream
+        self._clock = clock
+        self._id = request_id
+        self._model = model
+        self._salt = salt
+        self._prompts = prompts
+        self._obey = obey
+        self._refused = refused
+        self._running: dict[int, asyncio.Task[int]] = {}
+        self._lives = 0
+
+    def __repr__(self) -> str:
+        return f"<Prefills of {self._id}, {len(self._running)} running>"
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def send(self, order: PrefillOrder) -> None:
+        task = asyncio.create_task(self._prefill(order))
+        self._running[order.index] = task
+        task.add_done_callback(lambda done: self._over(order.index, done))
+
+    def abandon(self, index: int) -> None:
+        if (task := self._running.get(index)) is not None:
+            task.cancel()
+
+    def renew(self, prompts: list[list[int]]) -> None:
+        """From now on these are the prompts; what still runs is of no use any more, and the brain knows."""
+        self.close()
+        self._prompts = prompts
+        self._lives += 1
+
+    async def _prefill(self, order: PrefillOrder) -> int:
+        """Have one prompt computed; P's cached tokens. Raises ``Rejected``, ``Lost``."""
+        body = prefill_body(order, self._model, self._prompts[order.index], self._salt)
+        self._brain.prefill_sent(self._id, self._clock())
+        name = f"{self._id}-{'r' * self._lives}p{order.index}"
+        reply = await self._upstream.post(f"{order.url}/v1/completions", body, request_id=name)
+        try:
+            return prefill_cached_tokens(await accepted(reply))
+        finally:
+            reply.close()
+
+    def _over(self, index: int, task: asyncio.Task[int]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, KvrelayError):
+            log.error("the prefill of prompt %d of %s failed", index, self._id, exc_info=error)
+        if self._running.get(index) is not task:
+            return
+        del self._running[index]
+        if error is None and not task.cancelled():
+            self._obey(self._brain.prefill_finished(self._id, index, task.result(), self._clock()))
+        elif isinstance(error, KvrelayError) and not isinstance(error, Lost) and self._refused(error):
+            return
+        else:
+            # Only a lost worker is to blame: a leg that was called off says nothing, nor does a request that is wrong.
+            blamed = isinstance(error, Lost)
+            self._obey(self._brain.prefill_failed(self._id, index, self._clock(), blamed=blamed))
+
+    async def settle(self) -> None:
+        """Give P's answers a moment: D may be done before P's HTTP reply is here."""
+        if self._running:
+            await asyncio.wait(self._running.values(), timeout=SETTLE_S)
+            # Their callbacks run in the loop's next round.
+            await asyncio.sleep(0)
+
+    def close(self) -> None:
+        """Call all of them off, without a word to the brain."""
+        running, self._running = self._running, {}
+        for task in running.values():
+            task.cancel()
+
+
+async def accepted(reply: Reply) -> bytes:
+    """The body of a 200. Raises ``Rejected`` on an answer that blames the request, ``Lost`` on any other."""
+    if reply.status == 200:
+        return await reply.read()
+    body = await reply.read(MAX_ERROR_BYTES)
+    if blames_client(reply.status):
+        raise Rejected(reply.status, body)
+    raise Lost(f"a worker answered with status {reply.status}")

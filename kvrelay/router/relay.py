@@ -1,0 +1,155 @@
+"""Passes a streamed answer on to its client, from one decode worker after the other if need be. It must never end an
+answer with ``[DONE]`` that is not whole."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Protocol
+
+import msgspec
+
+from kvrelay.errors import KvrelayError, Lost, Malformed
+from kvrelay.router import sse
+from kvrelay.router.continuation import Continuation
+from kvrelay.router.resumable import Remains
+from kvrelay.router.tap import Tap
+from kvrelay.router.wait import Wait
+
+DRAIN_S = 0.05
+_GONE = "the worker that wrote this answer is gone; send the request again"
+
+
+class Lives(Protocol):
+    """Whoever finds the next worker."""
+
+    async def go_on(self, reason: str) -> Continuation | None:
+        """The rest from another worker; None when there is none. Raises ``KvrelayError``."""
+
+    def resumed(self) -> None:
+        """The first piece of the rest goes to the client."""
+
+    def cached_tokens(self) -> int | None:
+        """Prompt tokens that were not computed for this answer."""
+
+
+class Relay:
+    """One streamed answer."""
+
+    def __init__(
+        self,
+        lives: Lives,
+        wait: Wait,
+        counted: Callable[[bytes], Awaitable[bytes]],
+        remains: Remains | None,
+        tap: Tap | None,
+    ) -> None:
+        """``counted`` puts the router's own count of cached tokens where a worker's stands; without a ``tap`` the
+        answer ends when its worker does."""
+        self._lives = lives
+        self._wait = wait
+        self._counted = counted
+        self._remains = remains
+        self._tap = tap
+        self._failed = False
+        self._whole = False
+        self.events = 0
+        """Events that carried a token, of answers without a journal."""
+
+    def __repr__(self) -> str:
+        return f"<Relay {'whole' if self._whole else 'open'}, {self._tap!r}>"
+
+    @property
+    def output_tokens(self) -> int:
+        if self._tap is not None and self._tap.journal.tokens:
+            return self._tap.journal.tokens
+        return self.events
+
+    @property
+    def broken(self) -> bool:
+        """The answer ended early, after its status was sent."""
+        return self._failed or not self._whole
+
+    async def blocks(self, first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """All events of the answer; ``first`` and ``rest`` are those of its first worker."""
+        reason = "reset"
+        try:
+            async for block in self._first_life(first, rest):
+                yield block
+            reason = "gave_up"
+        except (Lost, Malformed):
+            pass
+        while not self._whole and not self._failed and self._tap is not None:
+            try:
+                async for block in self._next_life(reason):
+                    yield block
+            except (Lost, Malformed):
+                reason = "reset"
+        if not self._whole and not self._failed:
+            self._failed = True
+            yield sse.error_event(_GONE, 502)
+
+    async def _first_life(self, block: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        while block:
+            passed, gave_up = self._tap.take(block) if self._tap is not None else (block, False)
+            self._failed = self._failed or sse.has_error(passed)
+            self._whole = passed.endswith(sse.DONE)
+            if self._whole and self._failed:
+                passed = passed.removesuffix(sse.DONE)
+            self.events += sse.token_events(passed)
+            if passed:
+                yield await self._counted(passed)
+            if self._whole:
+                await self._drain(rest)
+            if self._whole or gave_up:
+                return
+            self._wait.begin()
+            block = await anext(rest, b"")
+            self._wait.end()
+
+    async def _drain(self, rest: AsyncIterator[bytes]) -> None:
+        """Take the end of the HTTP body that follows the last event, so that the connection can be used again."""
+        with contextlib.suppress(Lost, Malformed, TimeoutError):
+            async with asyncio.timeout(DRAIN_S):
+                await anext(rest, b"")
+
+    # ------------------------------------------------------------ other workers
+
+    async def _next_life(self, reason: str) -> AsyncIterator[bytes]:
+        """What another worker adds. Raises ``Lost`` when that one is lost, too."""
+        assert self._tap is not None, "what was not journaled cannot go on"
+        if self._tap.journal.open:
+            continuation = await self._went_on(reason)
+            if continuation is None:
+                self._tap = None
+                return
+            try:
+                told = False
+                async for block in continuation.blocks():
+                    if not told:
+                        told = True
+                        self._lives.resumed()
+                    yield block
+            finally:
+                continuation.close()
+        yield self._ending()
+        self._whole = True
+
+    async def _went_on(self, reason: str) -> Continuation | None:
+        try:
+            return await self._lives.go_on(reason)
+        except (Lost, Malformed):
+            raise
+        except KvrelayError:
+            return None  # nobody has room, or a worker refuses the rest: the client has to ask again
+
+    def _ending(self) -> bytes:
+        """What follows the last token, as far as the client does not have it."""
+        assert self._tap is not None, "what was not journaled cannot go on"
+        assert self._remains is not None, "what is journaled is known"
+        if not self._remains.wants_usage or self._tap.usage_sent:
+            return sse.DONE
+        head = msgspec.structs.asdict(self._tap.head)
+        usage = {"choices": [], "usage": self._remains.usage(self._lives.cached_tokens())}
+        return b"data: " + msgspec.json.encode({**head, "object": self._remains.object, **usage}) + sse.END + sse.DONE

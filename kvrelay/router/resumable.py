@@ -1,0 +1,123 @@
+"""Whether a request's answer could go on elsewhere, and what would be asked for then. No I/O happens here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from kvrelay.fleet.flight import Ask
+from kvrelay.fleet.journal import Journal
+from kvrelay.policy.recover import Manner, manner
+from kvrelay.router.request import ClientRequest, Kind
+from kvrelay.router.rest import StopRules
+from kvrelay.types import PromptNames, RequestFacts
+
+Namer = Callable[[list[list[int]]], tuple[PromptNames, ...]]
+"""Page names of prompts."""
+
+_HARMLESS: dict[str, tuple[object, ...]] = {
+    "tool_choice": ("none",),
+    "response_format": ({"type": "text"},),
+    "best_of": (1,),
+    "include_reasoning": (True,),
+    "spaces_between_special_tokens": (True,),
+}
+"""Values that say what is meant without them, too."""
+
+
+def set_fields(request: ClientRequest) -> set[str]:
+    """Fields of a body that make a difference."""
+    body = request.body
+    fields = {key for key, value in body.items() if value and value not in _HARMLESS.get(key, ())}
+    if body.get("seed") is not None:
+        fields.add("seed")
+    if body.get("skip_special_tokens") is False and body.get("spaces_between_special_tokens") is False:
+        fields.add("spaces_between_special_tokens")
+    return fields
+
+
+def manner_of(request: ClientRequest, *, has_ids: bool) -> Manner:
+    """How the answer goes on when its D is lost; ``has_ids``: the prompt's token ids are known."""
+    if not request.stream:
+        return Manner.RESTART
+    return manner(set_fields(request), replays=False) if has_ids else Manner.FAIL
+
+
+def stop_rules(request: ClientRequest) -> StopRules:
+    """Where the client wants its answers to end."""
+    stop, least = request.body.get("stop"), request.body.get("min_tokens")
+    stops = [stop] if isinstance(stop, str) else stop if isinstance(stop, list) else []
+    return StopRules(
+        stops=tuple(each for each in stops if isinstance(each, str) and each),
+        included=request.has("include_stop_str_in_output"),
+        min_tokens=least if isinstance(least, int) else 0,
+    )
+
+
+class Remains:
+    """What is left to write of one request's answer."""
+
+    def __init__(
+        self, request: ClientRequest, ask: Ask, prompts: list[list[int]], context_tokens: int, name: Namer
+    ) -> None:
+        self.request = request
+        self.prompts = prompts
+        self.rules = stop_rules(request)
+        self._ask = ask
+        self._name = name
+        self.limits = [request.room_tokens(len(ids), context_tokens) for ids in prompts]
+        self.journal = Journal(len(prompts), request.choices, self.limits)
+
+    def __repr__(self) -> str:
+        return f"<Remains of {self.journal!r}>"
+
+    @property
+    def wants_usage(self) -> bool:
+        options = self.request.body.get("stream_options")
+        return isinstance(options, dict) and bool(options.get("include_usage"))
+
+    @property
+    def wants_running_usage(self) -> bool:
+        options = self.request.body.get("stream_options")
+        return self.wants_usage and isinstance(options, dict) and bool(options.get("continuous_usage_stats"))
+
+    def room_tokens(self, index: int) -> int:
+        """Most tokens that choice ``index`` may still write."""
+        choice = self.journal.choices[index]
+        return self.limits[choice.prompt] - len(choice.ids)
+
+    def rest_of(self, index: int) -> list[int]:
+        """Prompt and written tokens of choice ``index``."""
+        choice = self.journal.choices[index]
+        return [*self.prompts[choice.prompt], *choice.ids]
+
+    def ask(self, indices: list[int]) -> Ask | None:
+        """The rest of these choices as a request; None without any, or where the limit leaves no room for it."""
+        if not indices or min(map(self.room_tokens, indices)) < 1:
+            return None
+        ids = [self.rest_of(index) for index in indices]
+        before = self._ask.facts
+        facts = RequestFacts(
+            request_id=before.request_id,
+            model=before.model,
+            prompt_tokens=tuple(map(len, ids)),
+            max_tokens=sum(map(self.room_tokens, indices)),
+            page_names=self._name(ids),
+        )
+        return msgspec.structs.replace(self._ask, facts=facts, sequences=len(indices), local_reason="")
+
+    def usage(self, cached_tokens: int | None) -> dict[str, object]:
+        """OpenAI's usage of the whole answer."""
+        prompt, written = sum(map(len, self.prompts)), self.journal.tokens
+        return {
+            "prompt_tokens": prompt,
+            "total_tokens": prompt + written,
+            "completion_tokens": written,
+            "prompt_tokens_details": {"cached_tokens": min(cached_tokens or 0, prompt)},
+        }
+
+    @property
+    def object(self) -> str:
+        """What OpenAI calls an event."""
+        return "chat.completion.chunk" if self.request.kind is Kind.CHAT else "text_completion"

@@ -1,0 +1,291 @@
+"""A client whose answer loses its decode worker in the middle sees a pause, and else what it would have seen."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from kvrelay.config import RouterConfig
+from kvrelay.types import Role
+from tests.fleet.values import store
+from tests.router.cluster import Cluster, until
+from tests.router.scripted_vllm import Script, ScriptedVllm
+
+TEXT = "one two, the quick brown 🦊 jumps über the lazy dog: Ωé! three four"
+CHAT = [{"role": "user", "content": "Hello, you"}]
+FAULTS = ["reset", "eof", "abort", "error"]
+
+
+@dataclass
+class Heard:
+    """One streamed answer as its client sees it."""
+
+    texts: dict[int, str]
+    finishes: dict[int, list[str]]
+    usages: list[dict[str, Any]]
+    ids: set[str]
+    last: bytes
+    raw: bytes
+
+
+def heard(events: list[bytes]) -> Heard:
+    result = Heard({}, {}, [], set(), events[-1], b"\n".join(events))
+    for event in events:
+        if event == b"data: [DONE]" or event.startswith(b'data: {"error"'):
+            continue
+        said = json.loads(event.removeprefix(b"data: "))
+        if said.get("usage"):
+            result.usages.append(said["usage"])
+        for choice in said["choices"]:
+            result.ids.add(said["id"])
+            text = choice["delta"].get("content", "") if "delta" in choice else choice["text"]
+            result.texts[choice["index"]] = result.texts.get(choice["index"], "") + text
+            if choice.get("finish_reason"):
+                result.finishes.setdefault(choice["index"], []).append(choice["finish_reason"])
+    return result
+
+
+@dataclass
+class Fleet:
+    """One P and two scripted D's."""
+
+    cluster: Cluster
+    script: Script
+
+    async def add(self, name: str) -> ScriptedVllm:
+        fake = ScriptedVllm(tokens=self.cluster.tokens, script=self.script)
+        await self.cluster.add(name, Role.DECODE, fake=fake)
+        return fake
+
+    async def ask(self, **body: Any) -> Heard:
+        body.setdefault("max_tokens", 500)
+        route = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+        return heard(await self.cluster.stream(route, **body))
+
+    async def resumes(self, outcome: str = "resumed") -> float:
+        return await self.cluster.metric(f'kvrelay_resumes_total{{outcome="{outcome}"')
+
+
+@asynccontextmanager
+async def running(folder: Path, decodes: int = 2, **more: Any) -> AsyncIterator[Fleet]:
+    async with Cluster(folder, **more) as cluster:
+        script = Script(Tokenizer.from_file(str(folder / "tokenizer.json")), TEXT)
+        fleet = Fleet(cluster, script)
+        await cluster.join(store())
+        await cluster.add("p1", Role.PREFILL)
+        for number in range(decodes):
+            await fleet.add(f"d{number + 1}")
+        yield fleet
+        await cluster.at_rest()
+
+
+@pytest.fixture
+async def fleet(model_folder: Path) -> AsyncIterator[Fleet]:
+    async with running(model_folder) as fleet:
+        yield fleet
+
+
+USAGE = {"stream_options": {"include_usage": True}}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("kind", [{}, {"messages": CHAT}], ids=["completion", "chat"])
+async def test_wherever_an_answer_is_cut_off_its_client_gets_it_whole(
+    fleet: Fleet, kind: dict[str, Any], fault: str
+) -> None:
+    calm = await fleet.ask(**kind, **USAGE)
+    assert calm.texts == {0: TEXT}
+    fleet.script.fault = fault
+    for after in range(1, len(fleet.script.ids)):
+        fleet.script.after = after
+        cut = await fleet.ask(**kind, **USAGE)
+        assert (cut.texts, cut.finishes, cut.last) == (calm.texts, calm.finishes, b"data: [DONE]"), after
+        assert cut.raw.count(b"[DONE]") == 1
+        assert len(cut.ids) == 1, "all events are of one answer"
+        assert b'_ids":[' not in cut.raw, "the router asked for token ids, the client did not"
+        assert [usage["completion_tokens"] for usage in cut.usages] == [len(fleet.script.ids)]
+        assert cut.usages[0]["prompt_tokens"] == calm.usages[0]["prompt_tokens"]
+    assert fleet.script.struck == len(fleet.script.ids) - 1
+    assert await fleet.resumes("failed") == 0
+
+
+@pytest.mark.parametrize("after", [10, 25])
+async def test_a_client_that_wants_token_ids_gets_each_once(fleet: Fleet, after: int) -> None:
+    fleet.script.after = after
+    events = await fleet.cluster.stream(return_token_ids=True, max_tokens=500)
+    said = [json.loads(event.removeprefix(b"data: ")) for event in events[:-1]]
+    assert [token for each in said for token in each["choices"][0]["token_ids"]] == fleet.script.ids
+
+
+@pytest.mark.parametrize("stop", ["quick", "brown 🦊 ju", "über the la", "s", "never"])
+async def test_stop_strings_end_an_answer_wherever_the_cut_lies(fleet: Fleet, stop: str) -> None:
+    calm = await fleet.ask(stop=[stop, "zzz"])
+    assert calm.texts == {0: TEXT.split(stop)[0]}
+    tokens = next((n for n in range(len(fleet.script.ids)) if stop in fleet.script.visible(n)), 20)
+    for after in range(1, tokens):
+        fleet.script.after = after
+        cut = await fleet.ask(stop=[stop, "zzz"])
+        assert (cut.texts, cut.finishes, cut.last) == (calm.texts, calm.finishes, b"data: [DONE]"), after
+
+
+async def test_every_choice_goes_on_by_itself(fleet: Fleet) -> None:
+    calm = await fleet.ask(n=3, **USAGE)
+    assert calm.texts == dict.fromkeys(range(3), TEXT)
+    for after in (1, 20, 55):
+        fleet.script.after = after
+        cut = await fleet.ask(n=3, **USAGE)
+        assert (cut.texts, cut.finishes, cut.last) == (calm.texts, calm.finishes, b"data: [DONE]")
+        assert [usage["completion_tokens"] for usage in cut.usages] == [3 * len(fleet.script.ids)]
+
+
+async def test_limits_count_what_was_written_before(fleet: Fleet) -> None:
+    fleet.script.after = 5
+    cut = await fleet.ask(max_tokens=12, min_tokens=8)
+    assert cut.texts == {0: fleet.script.visible(12)}
+    assert cut.finishes == {0: ["length"]}
+    (rest,) = [body for fake in fleet.cluster.workers.values() for body in fake.bodies() if body.get("min_tokens") == 3]
+    assert rest["max_tokens"] == 7
+
+
+async def test_an_answer_outlives_several_losses(fleet: Fleet) -> None:
+    fleet.script.after, fleet.script.again_after = 3, 9
+    cut = await fleet.ask(**USAGE)
+    assert (cut.texts, cut.last) == ({0: TEXT}, b"data: [DONE]")
+    assert fleet.script.struck > 3
+    assert await fleet.resumes() == fleet.script.struck
+
+
+async def test_what_was_cut_off_after_its_last_token_needs_no_other_worker(fleet: Fleet) -> None:
+    fleet.script.after = len(fleet.script.ids)
+    cut = await fleet.ask(**USAGE)
+    assert (cut.texts, cut.last, len(cut.usages)) == ({0: TEXT}, b"data: [DONE]", 1)
+    assert await fleet.resumes() == 0
+
+
+async def test_when_all_are_gone_the_answer_ends_in_an_error_and_without_done(fleet: Fleet) -> None:
+    fleet.script.after = fleet.script.again_after = 0
+    fleet.script.after = 4
+    cut = await fleet.ask()
+    assert b'"code":502' in cut.last
+    assert b"DONE" not in cut.raw
+    assert TEXT.startswith(cut.texts[0])
+    assert await fleet.resumes("failed") == 2
+
+
+@pytest.mark.parametrize("body", [{"seed": 0}, {"presence_penalty": 0.5}, {"echo": True}, {"a_new_field": 1}])
+async def test_what_cannot_go_on_unchanged_ends_in_an_error(fleet: Fleet, body: dict[str, Any]) -> None:
+    fleet.script.after = 4
+    cut = await fleet.ask(**body)
+    assert b'"code":502' in cut.last
+    assert fleet.script.struck == 1
+
+
+async def test_answers_do_not_go_on_where_that_is_switched_off(model_folder: Path) -> None:
+    config = RouterConfig(port=0, control_port=0, resume=False)
+    async with running(model_folder, router_config=config) as fleet:
+        fleet.script.after = 4
+        assert b'"code":502' in (await fleet.ask()).last
+        assert all("return_token_ids" not in body for fake in fleet.cluster.workers.values() for body in fake.bodies())
+
+
+async def test_tokens_that_do_not_make_the_text_that_was_sent_are_not_gone_on_from(fleet: Fleet) -> None:
+    fleet.script.after = 6
+    visible = fleet.script.visible
+    fleet.script.visible = lambda count: visible(count).upper()  # type: ignore[method-assign]
+    cut = await fleet.ask()
+    assert cut.texts == {0: visible(6).upper()}
+    assert b'"code":502' in cut.last
+
+
+async def test_a_client_that_goes_away_while_its_answer_is_resumed_leaves_nothing_behind(fleet: Fleet) -> None:
+    fleet.script.fault, fleet.script.after, fleet.script.again_after = "hang", 4, 3
+    prefill = fleet.cluster.workers["p1"]
+    asked = asyncio.create_task(fleet.ask())
+    await until(lambda: fleet.script.struck == 1)
+    prefill.hold.clear()
+    name = fleet.cluster.router.brain.ledger.get(next(iter(fleet.cluster.router.brain._flights))).decode_worker  # type: ignore[union-attr]
+    await fleet.cluster.members[str(name)].leave()
+    await until(lambda: fleet.script.struck == 2 or prefill.in_flight == 1)
+    asked.cancel()
+    await asyncio.gather(asked, return_exceptions=True)
+    prefill.hold.set()
+
+
+# ---------------------------------------------------------------- hangs
+
+
+def hung(fleet: Fleet) -> str:
+    """The D of the only request."""
+    (flight,) = fleet.cluster.router.brain._flights.values()
+    return flight.decode.worker
+
+
+@pytest.mark.parametrize("sign", ["silence", "no progress"])
+async def test_a_stream_goes_on_elsewhere_when_its_worker_hangs(model_folder: Path, sign: str) -> None:
+    async with running(model_folder, dead_after_s=0.6) as fleet:
+        fleet.script.fault, fleet.script.after = "hang", 6
+        for name in ("d1", "d2"):
+            fleet.cluster.members[name].progress = 1
+        asked = asyncio.create_task(fleet.ask(**USAGE))
+        await until(lambda: fleet.script.struck == 1)
+        worker = hung(fleet)
+        fleet.cluster.members[worker].silent = sign == "silence"
+        cut = await asyncio.wait_for(asked, 5.0)
+        assert (cut.texts, cut.last, len(cut.usages)) == ({0: TEXT}, b"data: [DONE]", 1)
+        assert not fleet.cluster.is_ready(worker), "it gets no new requests either"
+        assert await fleet.cluster.metric('kvrelay_resumes_total{outcome="resumed",reason="silent"}') == 1
+        assert await fleet.cluster.metric("kvrelay_resume_pause_seconds_count") == 1
+        fleet.cluster.members[worker].silent = False
+        fleet.cluster.members[worker].progress = 2
+        await until(lambda: fleet.cluster.is_ready(worker))
+
+
+async def test_a_worker_that_is_slow_and_makes_progress_keeps_its_stream(model_folder: Path) -> None:
+    async with running(model_folder, dead_after_s=0.6) as fleet:
+        fleet.script.fault, fleet.script.after = "hang", 6
+        asked = asyncio.create_task(fleet.ask())
+        await until(lambda: fleet.script.struck == 1)
+        member = fleet.cluster.members[hung(fleet)]
+        for step in range(15):
+            member.progress = step
+            await asyncio.sleep(0.1)
+        assert fleet.script.struck == 1
+        assert not asked.done()
+        await member.leave()
+        assert (await asyncio.wait_for(asked, 5.0)).texts == {0: TEXT}
+
+
+async def test_the_only_worker_is_waited_for(model_folder: Path) -> None:
+    async with running(model_folder, decodes=1, dead_after_s=0.6) as fleet:
+        fleet.script.fault, fleet.script.after = "hang", 6
+        fleet.cluster.members["d1"].progress = 1
+        asked = asyncio.create_task(fleet.ask())
+        await until(lambda: fleet.script.struck == 1)
+        await until(lambda: not fleet.cluster.is_ready("d1"))
+        assert not asked.done()
+        await fleet.add("d2")
+        assert (await asyncio.wait_for(asked, 5.0)).texts == {0: TEXT}
+
+
+async def test_a_resumption_is_explained(fleet: Fleet) -> None:
+    fleet.script.after = 7
+    async with fleet.cluster.http.post(
+        "/v1/completions", json={"model": "tiny", "prompt": "x", "stream": True, "max_tokens": 500}
+    ) as response:
+        await response.read()
+        request_id = response.headers["x-request-id"]
+    async with fleet.cluster.http.get(f"/kvrelay/requests/{request_id}") as response:
+        record = await response.json()
+    (loss,) = record["resumptions"]
+    assert (loss["reason"], loss["outcome"], loss["tokens"], loss["manner"]) == ("reset", "resumed", 7, "continue")
+    assert {loss["lost_worker"], loss["worker"]} == {"d1", "d2"}
+    assert loss["pause_s"] > 0
+    assert "resume" in [choice["about"] for choice in record["decision"]]
