@@ -155,13 +155,20 @@ def reachable(host: str) -> str:
     return "127.0.0.1" if is_everywhere(host) else host
 
 
-def bind_tcp(host: str, port: int) -> socket.socket:
-    """A listening TCP socket; port 0 takes a free one. Raises OSError."""
+def bind_tcp(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    """A listening TCP socket; port 0 takes a free one. Raises OSError.
+
+    ``shared``: other processes of this user may listen there too, if they say so as well, and the kernel gives each new
+    connection to one of those that do. So it does not listen yet: who is not ready to serve gets none.
+    """
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if shared:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         sock.bind((host, port))
-        sock.listen(128)
+        if not shared:
+            sock.listen(128)
     except OSError:
         sock.close()
         raise

@@ -46,6 +46,14 @@ class RouterConfig(Section, frozen=True, kw_only=True):
     port: Annotated[Port, Meta(description="OpenAI API port.")] = 8000
     control_host: Annotated[str, Meta(description="Address at which workers and stores register.")] = "127.0.0.1"
     control_port: Annotated[Port, Meta(description="Port at which workers and stores register.")] = 7080
+    replicas: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=16,
+            description="Router processes of this machine that share router.port, each with a control port of its own.",
+        ),
+    ] = 1
     api_keys: Annotated[
         tuple[str, ...], Meta(description="Accepted bearer tokens, as TENANT:KEY or KEY; none means open.")
     ] = ()

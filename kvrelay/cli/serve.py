@@ -67,6 +67,9 @@ def router(
     key_file: KeyFile,
     model: Model = "",
     port: Annotated[int | None, typer.Option(help="Port of the OpenAI API. Default 8000.")] = None,
+    control_port: Annotated[
+        int | None, typer.Option(help="Port at which workers and stores register. Default 7080.")
+    ] = None,
     config: ConfigFile = None,
 ) -> None:
     """Run the front door: the OpenAI API for clients, and a control port where workers and stores register.
@@ -74,8 +77,9 @@ def router(
     Example:  kvrelay router --key-file key --model ~/models/SmolLM2-135M-Instruct
     """
     with reported():
-        settings = load(config, router={"port": port}, model={"path": model})
-        require_free(settings.router.host, settings.router.port, "--port")
+        settings = load(config, router={"port": port, "control_port": control_port}, model={"path": model})
+        shared = settings.router.replicas > 1
+        require_free(settings.router.host, settings.router.port, "--port", shared=shared)
         require_free(settings.router.control_host, settings.router.control_port, CONTROL_PORT)
         key, folder = read_key(key_file), model_path(settings.model.path, weights=False)
     import uvloop

@@ -30,6 +30,9 @@ def up(
         typer.Option(help="1: one page store; 2: one for each pool; between them go shared memory, NIXL or TCP."),
     ] = None,
     port: Annotated[int | None, typer.Option(help="Port of the OpenAI API; 0 takes a free one. Default 8000.")] = None,
+    replicas: Annotated[
+        int | None, typer.Option(help="Router processes behind that port; one that dies is started again. Default 1.")
+    ] = None,
     mock: Annotated[
         str, typer.Option(help="PxD simulated workers, e.g. 16x16, instead of engines.", show_default=False)
     ] = "",
@@ -57,7 +60,9 @@ def up(
             prefill, decode = parse_size("--mock", mock)
         cluster = {"prefill": prefill, "decode": decode, "colocated": colocated, "stores": stores}
         given = {"path": model, "dtype": dtype}
-        settings = load(config, cluster=cluster, router={"port": port}, mock=simulated, model=given)
+        settings = load(
+            config, cluster=cluster, router={"port": port, "replicas": replicas}, mock=simulated, model=given
+        )
     if not settings.mock.enabled:
         _warn_of_few_cores(settings)
     view = StartupView(console)

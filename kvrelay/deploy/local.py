@@ -12,18 +12,16 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-import aiohttp
-import msgspec
-
 from kvrelay.config import Config
 from kvrelay.config_text import render
 from kvrelay.deploy.folder_lock import FolderLock
 from kvrelay.deploy.key import new_key, read_key, write_secret
-from kvrelay.deploy.members import Member, RunDir, members, settle_ports
+from kvrelay.deploy.members import Kind, Member, RunDir, members, settle_ports
 from kvrelay.deploy.model import model_path
 from kvrelay.deploy.process import Child, describe_exit
 from kvrelay.deploy.progress import STARTING, LogFollower, Progress, error_lines
 from kvrelay.deploy.ranks import require_ranks
+from kvrelay.deploy.readiness import lacking
 from kvrelay.deploy.scratch import Scratch
 from kvrelay.deploy.tiny import TinyShape, make_tiny
 from kvrelay.errors import Lost
@@ -37,6 +35,8 @@ _POLL_S = 0.1
 _STOP_GRACE_S = 15.0
 """A worker needs up to ten seconds to end its engine gently."""
 _HEALTHY_WAIT_S = 15.0
+_MAX_REVIVALS = 8
+"""Routers that die more often have a fault that a new start does not mend."""
 _QUOTED_LINES = 9
 _QUOTED_CHARS = 300
 
@@ -86,6 +86,7 @@ class LocalCluster:
         self._members: dict[str, Member] = {}
         self._children: dict[str, Child] = {}
         self._followers: dict[str, LogFollower] = {}
+        self._revivals = 0
         self._doomed: set[str] = set()
         """Members that are meant to die."""
 
@@ -134,10 +135,21 @@ class LocalCluster:
         return self.run.log(name)
 
     async def wait(self) -> None:
-        """Wait until a member dies that nobody killed, and raise ``Lost`` then."""
+        """Wait until a member dies that nobody killed, and raise ``Lost`` then; of several routers one may."""
         while True:
+            await self._revive_routers()
             self._raise_if_crashed()
             await asyncio.sleep(_POLL_S)
+
+    async def _revive_routers(self) -> None:
+        """Start replicas again that died while another one serves."""
+        if not self._routers():
+            return
+        for member in self._members.values():
+            dead = member.kind is Kind.ROUTER and not self._children[member.name].running
+            if dead and member.name not in self._doomed and self._revivals < _MAX_REVIVALS:
+                self._revivals += 1
+                await self._spawn(member)
 
     async def kill(self, name: str) -> None:
         """SIGKILL the member ``name`` and everything below it."""
@@ -241,16 +253,18 @@ class LocalCluster:
         """The router has heard of everybody that runs; registrations take a heartbeat or two."""
         answer = "no answer"
         try:
-            async with asyncio.timeout(_HEALTHY_WAIT_S), aiohttp.ClientSession() as http:
-                while True:
-                    async with http.get(f"{self.url}/health") as response:
-                        answer = await response.text()
-                        if response.status == 200 and self._expected() <= _ready_names(answer):
-                            return
-                    self._raise_if_crashed()
-                    await asyncio.sleep(_POLL_S)
-        except (TimeoutError, aiohttp.ClientError) as error:
-            raise Lost(f"the router at {self.url} did not become healthy: {answer} {error}") from error
+            async with asyncio.timeout(_HEALTHY_WAIT_S):
+                for router in self._routers():
+                    while answer := await lacking(router.control, self.key, self._expected()):
+                        self._raise_if_crashed()
+                        await asyncio.sleep(_POLL_S)
+        except TimeoutError as error:
+            raise Lost(f"the router at {self.url} did not become healthy: {answer}") from error
+
+    def _routers(self) -> list[Member]:
+        """Those that run."""
+        routers = [member for member in self._members.values() if member.kind is Kind.ROUTER]
+        return [router for router in routers if self._children[router.name].running]
 
     def _expected(self) -> set[str]:
         """Workers and stores that the router should know."""
@@ -275,12 +289,6 @@ class LocalCluster:
             self._scratch.keep()
         elif self._scratch is not None:
             self._scratch.remove()
-
-
-def _ready_names(health: str) -> set[str]:
-    """Names of the members that the router's health answer calls ready."""
-    tree = msgspec.json.decode(health)
-    return {member["name"] for member in [*tree["workers"], *tree["stores"]] if member["ready"]}
 
 
 def _obituary(name: str, exit_status: str, log: Path) -> str:

@@ -42,6 +42,8 @@ class Member(Value, frozen=True, kw_only=True):
     """Where it serves HTTP, the mock its faults; empty for a store."""
     socket: Path | None = None
     """A store's unix socket."""
+    control: str = ""
+    """A router's control port, as ``host:port``."""
     registers: tuple[str, ...] = ()
     """Under which names the router hears of it."""
 
@@ -131,8 +133,10 @@ def members(config: Config, run: RunDir, model: Path) -> list[Member]:
     roles = _roles(config)
     if not any(role.prefills for role in roles) or not any(role.decodes for role in roles):
         raise Misconfigured("a cluster needs at least one prefill and one decode worker, or one --colocated worker")
+    routers = _routers(config, run, model)
+    controls = _controls(routers)
     if config.mock.enabled:
-        return [_router(config, run, model), _mock(config, run, model)]
+        return [*routers, _mock(config, run, model, controls)]
     stores = [f"store-{index}" for index in range(config.cluster.stores)]
     counts = dict.fromkeys(Role, 0)
     workers: list[Member] = []
@@ -140,8 +144,8 @@ def members(config: Config, run: RunDir, model: Path) -> list[Member]:
         name = f"{role}-{counts[role]}"
         counts[role] += 1
         store = stores[-1] if role is Role.DECODE else stores[0]
-        workers.append(_worker(config, run, model, name=name, role=role, store=store, cpus=cpus))
-    return [*(_store(config, run, store) for store in stores), _router(config, run, model), *workers]
+        workers.append(_worker(config, run, model, controls, name=name, role=role, store=store, cpus=cpus))
+    return [*(_store(config, run, store, controls) for store in stores), *routers, *workers]
 
 
 def _roles(config: Config) -> list[Role]:
@@ -153,45 +157,61 @@ def _cores(config: Config) -> tuple[int, ...]:
     return cores.parse(config.worker.cpus) if config.worker.cpus else cores.available()
 
 
-def _control(config: Config) -> str:
-    return f"{reachable(config.router.control_host)}:{config.router.control_port}"
+def _controls(routers: list[Member]) -> tuple[str, ...]:
+    """The flags that tell a member of all routers."""
+    return tuple(part for router in routers for part in ("--router", router.control))
 
 
 def _common(run: RunDir) -> tuple[str, ...]:
     return ("--config", str(run.config), "--key-file", str(run.key))
 
 
-def _store(config: Config, run: RunDir, name: str) -> Member:
+def _store(config: Config, run: RunDir, name: str, controls: tuple[str, ...]) -> Member:
     socket = run.socket(name)
-    flags = ("--name", name, "--socket", str(socket), "--router", _control(config))
+    flags = ("--name", name, "--socket", str(socket), *controls)
     arguments = ("store", *_common(run), *flags)
     return Member(name=name, kind=Kind.STORE, arguments=arguments, socket=socket, registers=(name,))
 
 
-def _router(config: Config, run: RunDir, model: Path) -> Member:
-    return Member(
-        name="router",
-        kind=Kind.ROUTER,
-        arguments=("router", *_common(run), "--model", str(model)),
-        url=f"http://{reachable(config.router.host)}:{config.router.port}",
-    )
+def _routers(config: Config, run: RunDir, model: Path) -> list[Member]:
+    """All serve at one port; each has a control port of its own, the first one that of the configuration."""
+    router = config.router
+    ports = [router.control_port, *(free_port(router.control_host) for _ in range(router.replicas - 1))]
+    return [
+        Member(
+            name=f"router-{number}" if number else "router",
+            kind=Kind.ROUTER,
+            arguments=("router", *_common(run), "--model", str(model), "--control-port", str(port)),
+            url=f"http://{reachable(router.host)}:{router.port}",
+            control=f"{reachable(router.control_host)}:{port}",
+        )
+        for number, port in enumerate(ports)
+    ]
 
 
-def _mock(config: Config, run: RunDir, model: Path) -> Member:
+def _mock(config: Config, run: RunDir, model: Path, controls: tuple[str, ...]) -> Member:
     cluster = config.cluster
     names = mock_names(cluster.prefill, cluster.decode, cluster.colocated, stores=cluster.stores)
     size = ("--size", f"{cluster.prefill}x{cluster.decode}", "--colocated", str(cluster.colocated))
     return Member(
         name="mock",
         kind=Kind.MOCK,
-        arguments=("mock-worker", *_common(run), *size, "--model", str(model), "--router", _control(config)),
+        arguments=("mock-worker", *_common(run), *size, "--model", str(model), *controls),
         url=f"http://{LOOPBACK}:{config.mock.control_port}",
         registers=(*names.stores, *(worker.name for worker in names.workers)),
     )
 
 
 def _worker(
-    config: Config, run: RunDir, model: Path, *, name: str, role: Role, store: str, cpus: tuple[int, ...]
+    config: Config,
+    run: RunDir,
+    model: Path,
+    controls: tuple[str, ...],
+    *,
+    name: str,
+    role: Role,
+    store: str,
+    cpus: tuple[int, ...],
 ) -> Member:
     port = free_port(config.worker.host)
     address = f"{reachable(config.worker.host)}:{port}"
@@ -199,7 +219,6 @@ def _worker(
         "--name": name,
         "--role": role.value,
         "--model": str(model),
-        "--router": _control(config),
         "--store-name": store,
         "--store-socket": str(run.socket(store)),
         "--port": str(port),
@@ -210,7 +229,7 @@ def _worker(
     return Member(
         name=name,
         kind=Kind.WORKER,
-        arguments=("worker", *_common(run), *words),
+        arguments=("worker", *_common(run), *controls, *words),
         role=role,
         url=f"http://{address}",
         registers=(name,),

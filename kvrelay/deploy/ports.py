@@ -30,21 +30,27 @@ def is_free(host: str, port: int) -> bool:
     return _refusal(host, port) is None
 
 
-def _refusal(host: str, port: int) -> OSError | None:
+def _refusal(host: str, port: int, *, shared: bool = False) -> OSError | None:
     """Why nobody can listen there now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         try:
             sock.bind((host, port))
-            sock.listen(1)
+            if not shared:  # else somebody's connection would come here
+                sock.listen(1)
         except OSError as error:
             return error
     return None
 
 
-def require_free(host: str, port: int, setting: str) -> None:
-    """Raise ``Misconfigured`` naming the holder unless ``port`` is free; ``setting`` says how to choose another."""
-    error = _refusal(host, port)
+def require_free(host: str, port: int, setting: str, *, shared: bool = False) -> None:
+    """Raise ``Misconfigured`` naming the holder unless ``port`` is free; ``setting`` says how to choose another.
+
+    ``shared``: or held by processes that share it.
+    """
+    error = _refusal(host, port, shared=shared)
     if error is None:
         return
     if error.errno != errno.EADDRINUSE:

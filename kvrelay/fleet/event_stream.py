@@ -58,6 +58,11 @@ class EventStream:
         """The holder tells what it has: nothing has to be guessed from what was sent to it."""
         return self.state is not State.EMPTY
 
+    @property
+    def is_whole(self) -> bool:
+        """All that the holder has told until now is known."""
+        return self.state is State.FOLLOWING
+
     def events(self, message: PageEvents, now: float) -> Step:
         """Judge an event."""
         if self.state in (State.EMPTY, State.READING) or message.sequence <= self.sequence:

@@ -42,4 +42,18 @@ class Remaining(Message, frozen=True, kw_only=True):
         return self.gone or self.prompts + self.answers + self.transfers == 0
 
 
-OperatorMessage = DrainWorker | AskRemaining | Remaining
+class AskReady(Message, frozen=True, kw_only=True):
+    """Whom does this router give work? Answered with ``Ready``."""
+
+
+class Ready(Message, frozen=True, kw_only=True):
+    """The answer to ``AskReady``."""
+
+    serving: bool
+    why: str
+    """What is not as meant; empty when all is."""
+    members: list[str]
+    """Workers and stores that are heard and get work."""
+
+
+OperatorMessage = DrainWorker | AskRemaining | Remaining | AskReady | Ready

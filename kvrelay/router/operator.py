@@ -8,9 +8,10 @@ from collections.abc import Callable
 from kvrelay.channel import Channel
 from kvrelay.errors import Malformed, Refused
 from kvrelay.fleet.brain import Brain
+from kvrelay.fleet.health import examine
 from kvrelay.protocol.handshake import Rejected
 from kvrelay.protocol.message import Message
-from kvrelay.protocol.operator import AskRemaining, DrainWorker, Remaining
+from kvrelay.protocol.operator import AskReady, AskRemaining, DrainWorker, Ready
 
 
 class OperatorServer:
@@ -33,7 +34,7 @@ class OperatorServer:
                 answer = Rejected(code=type(error).__name__, reason=str(error))
             await channel.send(answer)
 
-    def _answer(self, message: Message) -> Remaining:
+    def _answer(self, message: Message) -> Message:
         drains, now = self._brain.drains, self._clock()
         match message:
             case DrainWorker(undo=True):
@@ -42,6 +43,14 @@ class OperatorServer:
                 drains.begin(message.worker, now, force=message.force)
             case AskRemaining():
                 pass
+            case AskReady():
+                return self._ready(now)
             case _:
                 raise Malformed(f"{type(message).__name__} is nothing that an operator asks")
         return drains.remaining(message.worker, now)
+
+    def _ready(self, now: float) -> Ready:
+        health, fleet = examine(self._brain, now), self._brain.fleet
+        members = [info.name for info in fleet.workers.usable(now)]
+        members += [info.name for info in fleet.stores.usable(now)]
+        return Ready(serving=health.serving, why=health.why, members=members)

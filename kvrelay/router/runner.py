@@ -16,6 +16,7 @@ from kvrelay.channel import Listener, bind_tcp, reachable
 from kvrelay.config import Config
 from kvrelay.errors import Misconfigured
 from kvrelay.fleet.brain import Brain
+from kvrelay.fleet.health import examine
 from kvrelay.protocol.engine import engine_key
 from kvrelay.router.connection import Connection
 from kvrelay.router.desk import Desk
@@ -35,6 +36,9 @@ from kvrelay.router.upstream import Upstream
 from kvrelay.types import WorkerInfo
 
 TICK_S = 0.2
+MEET_S = 3.0
+"""Members dial again within a second; a million pages are told in two."""
+MEET_POLL_S = 0.05
 SHUTDOWN_S = 1.0
 """Longest wait for requests in flight when the router ends."""
 
@@ -44,7 +48,8 @@ async def run_router(
 ) -> None:
     """Serve until cancelled; ``ready(api_url, control_address)`` when both ports answer. Raises ``Misconfigured``."""
     with contextlib.ExitStack() as stack:
-        api = stack.enter_context(_bind(config.router.host, config.router.port, "router.port"))
+        shared = config.router.replicas > 1
+        api = stack.enter_context(_bind(config.router.host, config.router.port, "router.port", shared=shared))
         control = stack.enter_context(
             _bind(config.router.control_host, config.router.control_port, "router.control_port")
         )
@@ -98,14 +103,29 @@ class Router:
         self._readings.desk = desk
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(upstream.close)
-            await stack.enter_async_context(_site(self._gateway(desk, renderer).app(), api))
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
             tasks.create_task(self._listen(control, desk, renderer, tasks))
             tasks.create_task(self._tick(desk))
             if self._learned is not None:
                 tasks.create_task(self._learned.run())
+            if self._config.replicas > 1:
+                await self._meet_fleet()
+            await stack.enter_async_context(_site(self._gateway(desk, renderer).app(), api))
             if ready is not None:
                 ready(f"http://{_address(api)}", _address(control))
+            await asyncio.Event().wait()
+
+    async def _meet_fleet(self) -> None:
+        """A router that shares its port takes no connection as long as it would have to refuse what another one serves:
+        until members have dialled, and told of their pages."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(MEET_S):
+                while not self._knows_fleet():
+                    await asyncio.sleep(MEET_POLL_S)
+
+    def _knows_fleet(self) -> bool:
+        streams = self.brain.index.streams().values()
+        return examine(self.brain, self._clock()).serving and all(stream.is_whole for stream in streams)
 
     def _gateway(self, desk: Desk, renderer: Renderer) -> Gateway:
         return Gateway(
@@ -138,9 +158,9 @@ class Router:
             await asyncio.sleep(TICK_S)
 
 
-def _bind(host: str, port: int, setting: str) -> socket.socket:
+def _bind(host: str, port: int, setting: str, *, shared: bool = False) -> socket.socket:
     try:
-        return bind_tcp(host, port)
+        return bind_tcp(host, port, shared=shared)
     except OSError as error:
         raise Misconfigured(f"cannot listen on {host}:{port} ({error.strerror}); free it or set {setting}") from error
 

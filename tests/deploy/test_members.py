@@ -120,3 +120,21 @@ def test_settings_of_mock_workers_that_nobody_asked_for_are_refused() -> None:
     open_ports = RouterConfig(port=0, control_port=0)
     settled = settle_ports(Config(mock=MockConfig(enabled=True), router=open_ports)).mock
     assert settled.control_port > 0
+
+
+@pytest.mark.parametrize("mock", [False, True])
+def test_routers_share_a_port_and_every_member_knows_the_control_port_of_each(mock: bool) -> None:
+    config = Config(router=RouterConfig(replicas=2, control_port=7080), mock=MockConfig(enabled=mock))
+    found = members(config, RUN, MODEL)
+    routers = [member for member in found if member.kind is Kind.ROUTER]
+    assert [router.name for router in routers] == ["router", "router-1"]
+    assert len({router.url for router in routers}) == 1
+    controls = [router.control for router in routers]
+    assert controls[0] == "127.0.0.1:7080"
+    assert controls[1] != controls[0]
+    for router in routers:
+        assert value(router, "--control-port") == router.control.split(":")[1]
+    for member in found:
+        if member.kind is not Kind.ROUTER:
+            flags = zip(member.arguments, member.arguments[1:], strict=False)
+            assert [given for flag, given in flags if flag == "--router"] == controls

@@ -7,6 +7,7 @@ import socket
 
 import pytest
 
+from kvrelay.channel import bind_tcp
 from kvrelay.deploy.ports import free_port, holder, is_free, require_free
 from kvrelay.errors import Misconfigured
 
@@ -49,3 +50,15 @@ def test_an_address_that_is_not_this_machines_is_not_called_a_taken_port() -> No
 
 def test_port_zero_is_never_in_use() -> None:
     require_free("127.0.0.1", 0, "--port")
+
+
+def test_a_port_is_shared_only_among_those_that_say_so() -> None:
+    with bind_tcp("127.0.0.1", 0, shared=True) as first:
+        first.listen()
+        port = first.getsockname()[1]
+        require_free("127.0.0.1", port, "--port", shared=True)
+        with pytest.raises(Misconfigured, match="in use"):
+            require_free("127.0.0.1", port, "--port")
+        bind_tcp("127.0.0.1", port, shared=True).close()
+    with bind_tcp("127.0.0.1", 0) as alone, pytest.raises(Misconfigured, match="in use"):
+        require_free("127.0.0.1", alone.getsockname()[1], "--port", shared=True)

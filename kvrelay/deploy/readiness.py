@@ -1,0 +1,26 @@
+"""Asks a router whom it gives work, as its members' parent wants to know. It must never take the word of one router for
+that of another."""
+
+from __future__ import annotations
+
+from kvrelay import channel
+from kvrelay.errors import KvrelayError
+from kvrelay.protocol.operator import AskReady, Ready
+
+
+async def lacking(control: str, key: bytes, expected: set[str]) -> str:
+    """Why the router with this ``control`` port is not as it should be, or whom it lacks; empty when all is well."""
+    try:
+        link = await channel.connect(control, key, sender="kvrelay up", purpose="operator")
+    except KvrelayError as error:
+        return str(error)
+    try:
+        async with channel.in_time(control):
+            await link.send(AskReady())
+            said = await channel.expect(link, Ready)
+    except KvrelayError as error:
+        return str(error)
+    finally:
+        link.close()
+    missing = sorted(expected - set(said.members))
+    return f"it lacks {', '.join(missing)}" if missing else "" if said.serving else said.why
