@@ -37,10 +37,12 @@ from kvrelay.store.paths.trial import MAX_PROBE_BYTES
 from kvrelay.store.reception import Reception, Visit
 from kvrelay.store.transfers import Way
 from kvrelay.store.underway import UnderWay
-from kvrelay.types import LOSSY, Codec, Transport
+from kvrelay.types import LOSSY, Codec, PageName, Transport
 
 MAX_INCOMING = 1024
 """Open pushes on one link."""
+KEEP_S = 1.0
+"""While bytes come, the pages that wait are noted as alive so often: with each batch it would be work for nothing."""
 
 
 class Inbound:
@@ -67,6 +69,7 @@ class Inbound:
         self._visit = Visit(self.serve_data)
         self._scratch = bytearray()
         self._lent = False
+        self._kept_at = float("-inf")
 
     def __repr__(self) -> str:
         return f"<Inbound from {self._link.peer}, {len(self._incoming)} pushes, {self._visit!r}>"
@@ -88,7 +91,7 @@ class Inbound:
         while True:
             match await link.recv():
                 case Segments() as message:
-                    await self._receive(link, message)
+                    await self._take(link, message)
                 case Probe(written=False) as message:
                     await self._try(link, message)
                 case message:
@@ -102,9 +105,9 @@ class Inbound:
             case PushPages() as message:
                 await self._offered(message)
             case Segments() as message:
-                await self._receive(self._link, message)
+                await self._take(self._link, message)
             case Written() as message:
-                await self._written(message)
+                await self._take(None, message)
             case PushClosed() as message:
                 self._closed(message)
             case Meet() | FindArena() | Nudge() | Probe() as message:
@@ -158,30 +161,40 @@ class Inbound:
 
     # ------------------------------------------------------------ payload
 
-    async def _receive(self, link: Channel, message: Segments) -> None:
+    async def _take(self, link: Channel | None, message: Segments | Written) -> None:
+        """A batch comes over ``link``, or the peer has written it: receive and verify it, and say that it was taken."""
         _check_size(message.payload_bytes, MAX_PAYLOAD_BYTES)
         await self._under_way.supersede(message.serial)
-        incoming = self._incoming.get(message.transfer)
-        if incoming is None:
+        incoming, damaged = self._incoming.get(message.transfer), list[PageName]()
+        if incoming is not None:
+            with self._under_way.receiving(message.serial, link):
+                damaged = await self._land(link, message, incoming)
+        elif link is not None:
             await link.recv_into(self._waste(message.payload_bytes), stall_s=self._stall_s)
-            await self._taken(message.serial)
-            return
+        await self._answer(message.serial, damaged)
+
+    async def _answer(self, serial: int, damaged: list[PageName]) -> None:
+        if damaged:
+            await self._link.send(PushDamaged(names=damaged), stall_s=self._stall_s)
+        await self._link.send(Taken(serial=serial), stall_s=self._stall_s)
+
+    async def _land(self, link: Channel | None, message: Segments | Written, incoming: Incoming) -> list[PageName]:
+        """Receive what is still to come of a batch, and verify all of it; the pages that were damaged."""
+        if isinstance(message, Written) and not incoming.lends:
+            raise Malformed(f"{message.transfer} was opened without slots to write into")
         landing = incoming.land(message)
         try:
-            damaged = await self._land(link, message, incoming, landing)
+            self._keeper.transfers.touch(incoming.transfer.id, self._clock())
+            transport = message.transport if isinstance(message, Written) else Transport.TCP
+            incoming.transfer.traffic.begin(transport, self._clock())
+            if isinstance(message, Written):
+                self._count(incoming, message.payload_bytes, landing.runs)
+            elif link is not None and message.codec is not Codec.RAW:
+                await self._unpack(link, message, incoming, landing)
+                link = None
+            return incoming.names(sorted(set(await self._verify(incoming, landing, link))))
         finally:
             incoming.landed(landing)
-        await self._answer(message, incoming, damaged)
-
-    async def _land(self, link: Channel, message: Segments, incoming: Incoming, landing: Landing) -> list[int]:
-        """Receive and verify the payload; the pages that were damaged."""
-        self._keeper.transfers.touch(incoming.transfer.id, self._clock())
-        incoming.transfer.traffic.begin(Transport.TCP, self._clock())
-        with self._under_way.receiving(message.serial, link):
-            if message.codec is Codec.RAW:
-                return await self._verify(incoming, landing, link)
-            await self._unpack(link, message, incoming, landing)
-            return await self._verify(incoming, landing, None)
 
     async def _verify(self, incoming: Incoming, landing: Landing, link: Channel | None) -> list[int]:
         """Verify a batch, piece by piece; each comes over ``link`` before, if there is one. The pages that are damaged.
@@ -212,37 +225,19 @@ class Inbound:
             landing.fill(raw.data, are_rounded=message.codec in LOSSY)
             self._keeper.counts.add("codec_bytes_saved", raw_bytes - len(payload))
 
-    async def _written(self, message: Written) -> None:
-        _check_size(message.payload_bytes, MAX_PAYLOAD_BYTES)
-        incoming = self._incoming.get(message.transfer)
-        if incoming is None:
-            await self._taken(message.serial)
-            return
-        if not incoming.lends:
-            raise Malformed(f"{message.transfer} was opened without slots to write into")
-        landing = incoming.land(message)
-        try:
-            incoming.transfer.traffic.begin(message.transport, self._clock())
-            self._count(incoming, message.payload_bytes, landing.runs)
-            damaged = await self._verify(incoming, landing, None)
-        finally:
-            incoming.landed(landing)
-        await self._answer(message, incoming, damaged)
-
     def _count(self, incoming: Incoming, size_bytes: int, runs: int) -> None:
         """Bytes came in; before they are verified, because the last of them end the transfer."""
         incoming.transfer.traffic.add(size_bytes, runs)
         self._keeper.counts.add("bytes_received", size_bytes)
         self._keeper.transfers.touch(incoming.transfer.id, self._clock())
+        self._keep_waiting(self._clock())
 
-    async def _answer(self, message: Segments | Written, incoming: Incoming, damaged: list[int]) -> None:
-        """Tell the sender that a batch was taken."""
-        if damaged:
-            await self._link.send(PushDamaged(names=incoming.names(sorted(set(damaged)))), stall_s=self._stall_s)
-        await self._taken(message.serial)
-
-    async def _taken(self, serial: int) -> None:
-        await self._link.send(Taken(serial=serial), stall_s=self._stall_s)
+    def _keep_waiting(self, now: float) -> None:
+        """All pushes of the peer share its links: whichever has its turn, the pages of the others only wait."""
+        if now - self._kept_at >= KEEP_S:
+            self._kept_at = now
+            for incoming in self._incoming.values():
+                incoming.keep_waiting(now)
 
     def _waste(self, size: int) -> list[memoryview]:
         """Views of ``size`` bytes in all that nobody will read."""

@@ -14,7 +14,7 @@ from kvrelay.protocol.client import NewPage
 from kvrelay.protocol.peer import Segments, Written
 from kvrelay.store.arena import Ints
 from kvrelay.store.catalog import QUARANTINE_S
-from kvrelay.store.keeper import Keeper
+from kvrelay.store.keeper import Keeper, check_shards
 from kvrelay.store.landing import Landing
 from kvrelay.store.packing import MAX_PACKED_BYTES
 from kvrelay.store.page import FOREVER, Page, Writer
@@ -23,9 +23,6 @@ from kvrelay.store.shelf import Shelf
 from kvrelay.store.transfers import Transfer
 from kvrelay.store.wanted import Wanted
 from kvrelay.types import Codec, PageFormat, PageName, SlotRef
-
-KEEP_S = 1.0
-"""While batches come, the pages that wait are noted as alive so often: with each batch it would be work for nothing."""
 
 _NOBODY: Ints = np.empty(0, np.int64)
 
@@ -56,7 +53,6 @@ class Incoming:
         self._keeper = keeper
         self._writer = writer
         self._wanted = Wanted(len(names), shelf.arena.format.layers)
-        self._kept_at = float("-inf")
         self._kept: dict[int, Page] = {}
         """Offered pages that were here already, pinned: room for the others is never made by evicting these."""
         self._lent: list[Page] = []
@@ -121,6 +117,7 @@ class Incoming:
     def land(self, message: Segments | Written) -> Landing:
         """A place for every segment; ``landed`` must follow. Raises ``Malformed`` when they are not what they claim."""
         columns = read_manifest(message.manifest)
+        check_shards(columns.shards, self.kv_heads)
         sizes = self._tokens(columns.pages) * self.format.token_layer_bytes
         self._check(message, int(sizes.sum()), columns)
         rows = self._wanted.rows(columns.pages)
@@ -161,7 +158,6 @@ class Incoming:
         arena.publish_segments(landing.slots[at], landing.generations[at], columns.layers[at], columns.checksums[at])
         self._moved(self._wanted.verified(landing.rows[at]), now)
         self._damaged(landing.rows[damaged], now)
-        self._keep_waiting(now)
         pages: list[int] = columns.pages[damaged].tolist()
         return pages
 
@@ -188,11 +184,9 @@ class Incoming:
         self._wanted.put_back(landing.rows[rest][missed], landing.columns.layers[rest][missed])
         self._unpin(self._wanted.release(landing.held))
 
-    def _keep_waiting(self, now: float) -> None:
+    def keep_waiting(self, now: float) -> None:
         """The pages whose turn has not come are not stalled: a slow link takes long for those before them."""
-        if now - self._kept_at >= KEEP_S:
-            self._kept_at = now
-            self._keeper.catalog.filling(self._shelf).keep(self._wanted.of(self._wanted.open_rows), now)
+        self._keeper.catalog.filling(self._shelf).keep(self._wanted.of(self._wanted.open_rows), now)
 
     def _unpin(self, pages: list[Page]) -> None:
         for page in pages:

@@ -13,14 +13,14 @@ class UnderWay:
     """The batches of one peer that are being received and verified."""
 
     def __init__(self) -> None:
-        self._batches: dict[int, tuple[Channel, asyncio.Event]] = {}
+        self._batches: dict[int, tuple[Channel | None, asyncio.Event]] = {}
 
     def __repr__(self) -> str:
         return f"<UnderWay {len(self._batches)} batches>"
 
     @contextlib.contextmanager
-    def receiving(self, serial: int, link: Channel) -> Iterator[None]:
-        """A batch comes over ``link``; nothing of it that comes elsewhere may be left: see ``supersede``."""
+    def receiving(self, serial: int, link: Channel | None) -> Iterator[None]:
+        """A batch comes over ``link``, or is here; nothing of it may still come elsewhere: see ``supersede``."""
         over = asyncio.Event()
         self._batches[serial] = (link, over)
         try:
@@ -33,5 +33,6 @@ class UnderWay:
         """The sender begins a batch again: what of it is still coming over a link that it gave up ends first."""
         while (batch := self._batches.get(serial)) is not None:
             link, over = batch
-            link.close()
+            if link is not None:
+                link.close()
             await over.wait()

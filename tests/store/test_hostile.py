@@ -193,7 +193,9 @@ BAD_FROM_PEER: list[Message] = [
     Segments(transfer="t", manifest=Manifest([0], [0], [-1]), payload_bytes=SEGMENT),
     Segments(transfer="t", manifest=Manifest([0], [1 << 63], [0]), payload_bytes=SEGMENT),
     Segments(transfer="t", manifest=manifest((0, 0, [0]), (0, 0, [0])), payload_bytes=2 * SEGMENT),
+    Segments(transfer="t", manifest=manifest((1, 0, [0, 0, 0])), payload_bytes=SEGMENT),
 ]
+"""Page 0 of the push was asked for, page 1 was here already."""
 
 
 @pytest.mark.parametrize("message", BAD_FROM_PEER, ids=repr)
@@ -202,9 +204,12 @@ async def test_a_peer_that_breaks_the_rules_loses_its_link_and_its_pages(
 ) -> None:
     store = start_store()
     client = connect(store)
+    client.put(page_name(2), payload(2), 8)
     async with peer(store) as link:
-        await offer(link, 1)
-        await link.send(message)
+        assert await offer(link, 1, 2) == [0]
+        claimed = message.payload_bytes if isinstance(message, Segments) else 0
+        with contextlib.suppress(Lost):  # it may be cut off before it is through
+            await link.send(message, [memoryview(bytes(min(max(0, claimed), 1 << 16)))])
         await ended(link)
     await eventually(lambda: is_idle(client))
     assert client.describe()["links_crashed"] == 0

@@ -12,8 +12,8 @@ from kvrelay.protocol.client import NewPage
 from kvrelay.protocol.feed import TransferEvent
 from kvrelay.protocol.peer import Segments
 from kvrelay.store.arena import SlotState, checksums
-from kvrelay.store.incoming import KEEP_S, Incoming
-from kvrelay.store.keeper import FILL_STALL_S, Keeper
+from kvrelay.store.incoming import Incoming
+from kvrelay.store.keeper import Keeper
 from kvrelay.store.landing import Landing
 from kvrelay.store.transfers import Way
 from kvrelay.types import Codec
@@ -96,19 +96,6 @@ def test_room_for_the_rest_of_a_prompt_is_not_made_by_evicting_what_is_here_of_i
     receiver.end(1.0)
 
 
-def test_pages_that_wait_for_their_turn_last_while_batches_come_and_no_longer() -> None:
-    receiver = Receiver(4)
-    receiver.incoming.want([0, 1, 2, 3], 1, 0.0)
-    step = FILL_STALL_S - KEEP_S
-    for number in range(3):
-        receiver.receive(*[(number, layer) for layer in LAYERS], now=(number + 1) * step)
-        receiver.keeper.tick((number + 1) * step)
-    assert receiver.states(2, 3) == [SlotState.COMPLETE, SlotState.FILLING]
-    receiver.keeper.tick(3 * step + FILL_STALL_S + KEEP_S)
-    assert receiver.states(3) == [None]
-    receiver.end(5 * step)
-
-
 def test_a_page_is_given_up_for_one_bad_part_beside_a_good_one_in_the_same_message() -> None:
     receiver = Receiver(2)
     receiver.incoming.want([0, 1], 1, 0.0)
@@ -160,6 +147,9 @@ CLAIMS: dict[str, Segments] = {
     "no checksum": Segments(transfer="t", manifest=manifest((0, 0, [])), payload_bytes=SEGMENT),
     "no checksum of what is unpacked": Segments(
         transfer="t", manifest=manifest((0, 0, [])), payload_bytes=SEGMENT - 1, codec=Codec.LOSSLESS
+    ),
+    "shards of less than a head": Segments(
+        transfer="t", manifest=manifest((0, 0, [0] * (FORMAT.kv_heads + 1))), payload_bytes=SEGMENT
     ),
     "nothing": Segments(transfer="t", manifest=manifest(), payload_bytes=1),
 }

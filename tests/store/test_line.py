@@ -124,3 +124,14 @@ async def test_what_a_slow_link_moved_before_layers_came_in_counts_too(peer: Pee
     peer.now = 2.2 * STALL_S
     with pytest.raises(Lost):
         await outbound._wait(peer.line)
+
+
+async def test_what_an_earlier_attempt_brought_is_not_sent_again_when_the_present_one_breaks(peer: Peer) -> None:
+    stuck, payload = peer.link(), memoryview(bytes(32 << 20))
+    asked = asyncio.create_task(peer.line.deliver(stuck, 1, QUESTION, [payload], Probed))
+    while not stuck.queued_bytes:
+        await asyncio.sleep(0)
+    peer.line.settle(Probed(serial=1, good=True))
+    async with asyncio.timeout(5):
+        assert (await asked).good
+    assert stuck.over.done()

@@ -80,14 +80,18 @@ class Line:
         self._owed[serial] = owed
         try:
             await link.send(message, payload, stall_s=self.stall_s)
-            answer = await self._wait(link, owed)
+            await self._wait(link, owed)
+        except Lost:
+            if not owed.done():  # else the peer has it from an earlier attempt
+                raise
         finally:
             self._owed.pop(serial, None)
+        answer = owed.result()
         if not isinstance(answer, kind):
             raise Malformed(f"{self.link.peer} answered with {type(answer).__name__} instead of {kind.__name__}")
         return answer
 
-    async def _wait(self, link: Channel, owed: asyncio.Future[Answer]) -> Answer:
+    async def _wait(self, link: Channel, owed: asyncio.Future[Answer]) -> None:
         """Until the answer is here. Raises ``Lost`` once the peer says and takes nothing for too long."""
         since = self._clock()
         while not owed.done():
@@ -102,7 +106,6 @@ class Line:
                 since = self._clock()
             elif self._patience_s(link, since) <= 0:
                 raise Lost(f"{self.link.peer} did not answer within {self.stall_s:g} s")
-        return owed.result()
 
     def _patience_s(self, link: Channel, since: float) -> float:
         """A peer that has it all may take long, as long as it answers others; a link that moves nothing is broken."""
