@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
 from typing import Annotated
 
 import typer
@@ -15,6 +17,8 @@ from kvrelay.errors import Lost, Refused
 
 DEFAULT_ROUTER = "127.0.0.1:7080"
 ASK_EVERY_S = 0.2
+HAND_OVER_S = 3.0
+"""Longest wait for streams to go on elsewhere; from their pages it takes some milliseconds."""
 
 
 def drain(
@@ -25,7 +29,8 @@ def drain(
         typer.Option(help=f"HOST:PORT of a router's control port; name all routers. Default {DEFAULT_ROUTER}."),
     ] = None,
     deadline_s: Annotated[
-        float | None, typer.Option(help="Wait no longer than so many seconds.", min=0, show_default=False)
+        float | None,
+        typer.Option(help="After so many seconds streams go on at other workers.", min=0, show_default=False),
     ] = None,
     undo: Annotated[bool, typer.Option("--undo", help="Give it work again.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Also the last worker that writes answers.")] = False,
@@ -33,8 +38,9 @@ def drain(
     """Give a worker no new work and wait until it has none: then it can be stopped, and nobody misses it.
 
     Requests that run there are finished, and a prefill worker stays until the pages that it computed are where they are
-    needed. Ends with status 0 when the worker is empty, with 1 when the deadline came first: it is draining all the
-    same. It gets work again once it is started anew, or with --undo.
+    needed. With --deadline-s, streams that run longer go on at other workers, from their pages: their clients notice a
+    short pause at most. Ends with status 0 when the worker is empty, with 1 when something is left that cannot move; it
+    is draining all the same. It gets work again once it is started anew, or with --undo.
 
     Example:  kvrelay drain decode-0 --key-file key --router 10.0.0.1:7080
     """
@@ -52,26 +58,29 @@ async def _undo(routers: Routers, worker: str) -> None:
 
 
 async def _drain(routers: Routers, worker: str, deadline_s: float | None, force: bool) -> None:
-    """Raises ``Lost`` at the deadline."""
-    last = ""
+    """Raises ``Lost`` when something is left."""
     async with routers:
         said = await routers.drain(worker, force=force)
-        try:
-            async with asyncio.timeout(deadline_s):
-                while not said.is_empty:
-                    last = _show(said, last)
-                    await asyncio.sleep(ASK_EVERY_S)
-                    said = await routers.remaining(worker)
-                    if not said.is_draining:
-                        raise Refused(f"{worker} gets work again: it was started anew, or somebody undid this")
-        except TimeoutError as error:
-            raise Lost(f"{worker} is not empty after {deadline_s:g} s: {said}; it is still draining") from error
+        said = await _until_empty(said, lambda: routers.remaining(worker), deadline_s)
+        if not said.is_empty:
+            console.print("The deadline is over: streams go on elsewhere.")
+            said = await _until_empty(said, lambda: routers.hand_over(worker), HAND_OVER_S)
+        if not said.is_empty:
+            raise Lost(f"{said} that cannot move; it is draining all the same")
     console.print(f"{worker} is empty: it can be stopped.", markup=False)
 
 
-def _show(said: Said, last: str) -> str:
-    """Print what remains when that is news."""
-    text = str(said)
-    if text != last:
-        console.print(text, markup=False, soft_wrap=True)
-    return text
+async def _until_empty(said: Said, ask: Callable[[], Awaitable[Said]], within_s: float | None) -> Said:
+    """Ask again and again, and show what is left; the last answer."""
+    shown = ""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(within_s):
+            while not said.is_empty:
+                if str(said) != shown:
+                    shown = str(said)
+                    console.print(shown, markup=False, soft_wrap=True)
+                await asyncio.sleep(ASK_EVERY_S)
+                said = await ask()
+                if not said.is_draining:
+                    raise Refused(f"{said.worker} gets work again: it was started anew, or somebody undid this")
+    return said

@@ -10,7 +10,7 @@ from kvrelay import channel
 from kvrelay.channel import Channel
 from kvrelay.errors import Lost, Refused
 from kvrelay.protocol.message import Message
-from kvrelay.protocol.operator import AskRemaining, DrainWorker, Remaining
+from kvrelay.protocol.operator import AskRemaining, DrainWorker, HandOver, Remaining
 
 REDIAL_S = 10.0
 """Longest wait for a router that goes away meanwhile: one that is started again has to be told as well."""
@@ -77,7 +77,11 @@ class Routers:
         """What ``worker`` still does. Raises ``Lost``, ``Refused``, ``Malformed``."""
         return await self._ask_all(AskRemaining(worker=worker))
 
-    async def _ask_all(self, message: AskRemaining | DrainWorker) -> Said:
+    async def hand_over(self, worker: str) -> Said:
+        """Let streams go on elsewhere; what ``worker`` still does then. Raises ``Lost``, ``Refused``, ``Malformed``."""
+        return await self._ask_all(HandOver(worker=worker))
+
+    async def _ask_all(self, message: AskRemaining | DrainWorker | HandOver) -> Said:
         answers = await asyncio.gather(*(self._ask(address, message) for address in self._addresses))
         return Said(message.worker, answers)
 
@@ -105,6 +109,6 @@ class Routers:
             async with channel.in_time(address):
                 await link.send(message)
                 return await channel.expect(link, Remaining)
-        except Lost:
+        except BaseException:  # a late answer must not be taken for that of the next question
             self._links.pop(address).close()
             raise

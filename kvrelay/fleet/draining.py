@@ -1,12 +1,12 @@
 """Workers that are to become empty: no new work goes there, and what they have begun is counted until it is over. It
-must never take a request away from a worker."""
+must never take away an answer that nobody else could write on."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from kvrelay.errors import Refused
-from kvrelay.fleet.flight import Flight, LegState, PromptLeg
+from kvrelay.fleet.flight import AbandonDecode, Flight, LegState, PromptLeg
 from kvrelay.fleet.loads import Loads
 from kvrelay.fleet.workers import Fleet, Member
 from kvrelay.protocol.operator import Remaining
@@ -38,6 +38,17 @@ class Drains:
     def undo(self, name: str) -> None:
         """Give ``name`` work again. Raises ``Refused``."""
         self._known(name).draining = False
+
+    def hand_over(self, name: str, now: float) -> list[AbandonDecode]:
+        """The streams that ``name`` writes go on elsewhere, from their pages. Raises ``Refused``."""
+        member = self._known(name)
+        if not member.draining or not self._others(member.info, now):
+            return []
+        return [
+            AbandonDecode(request_id=flight.request_id, reason="drained", if_resumable=True)
+            for flight in self._flights.values()
+            if flight.decode.worker == name
+        ]
 
     def remaining(self, name: str, now: float) -> Remaining:
         """What ``name`` still does. Raises ``Refused``."""

@@ -108,6 +108,8 @@ class AbandonDecode(Value, frozen=True, kw_only=True):
     request_id: str
     reason: str = "gone"
     """A word for a metric label."""
+    if_resumable: bool = False
+    """The D is there and writes: only answers that can go on elsewhere leave it."""
 
 
 class PullPages(Value, frozen=True, kw_only=True):

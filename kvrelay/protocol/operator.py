@@ -20,6 +20,12 @@ class AskRemaining(Message, frozen=True, kw_only=True):
     worker: str
 
 
+class HandOver(Message, frozen=True, kw_only=True):
+    """The streams of a draining ``worker`` go on elsewhere. Answered with ``Remaining``, or ``Rejected``."""
+
+    worker: str
+
+
 class Remaining(Message, frozen=True, kw_only=True):
     """What a worker still does for one router."""
 
@@ -56,4 +62,4 @@ class Ready(Message, frozen=True, kw_only=True):
     """Workers and stores that are heard and get work."""
 
 
-OperatorMessage = DrainWorker | AskRemaining | Remaining | AskReady | Ready
+OperatorMessage = DrainWorker | AskRemaining | HandOver | Remaining | AskReady | Ready

@@ -132,9 +132,15 @@ class Exchange:
                 self._prefills.send(command.order)
             case AbandonPrefill():
                 self._prefills.abandon(command.index)
-            case AbandonDecode():
+            case AbandonDecode() if self._can_go_on or not command.if_resumable:
                 self._abandoned = command.reason
                 self._drop_decode()
+
+    @property
+    def _can_go_on(self) -> bool:
+        """The answer has begun, and another D could write on."""
+        journal = self._remains.journal if self._remains is not None and self._relay is not None else None
+        return journal is not None and bool(journal.open) and journal.is_exact
 
     def _refused(self, error: KvrelayError) -> bool:
         """A prompt is refused: so is the request, unless D is asked already."""

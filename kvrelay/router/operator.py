@@ -3,23 +3,25 @@ itself: what was asked for stays when the link ends."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from kvrelay.channel import Channel
 from kvrelay.errors import Malformed, Refused
 from kvrelay.fleet.brain import Brain
+from kvrelay.fleet.flight import Command
 from kvrelay.fleet.health import examine
 from kvrelay.protocol.handshake import Rejected
 from kvrelay.protocol.message import Message
-from kvrelay.protocol.operator import AskReady, AskRemaining, DrainWorker, Ready
+from kvrelay.protocol.operator import AskReady, AskRemaining, DrainWorker, HandOver, Ready
 
 
 class OperatorServer:
     """Serves the links of all operators."""
 
-    def __init__(self, brain: Brain, clock: Callable[[], float]) -> None:
+    def __init__(self, brain: Brain, clock: Callable[[], float], obey: Callable[[Iterable[Command]], None]) -> None:
         self._brain = brain
         self._clock = clock
+        self._obey = obey
 
     def __repr__(self) -> str:
         return f"<OperatorServer, {self._brain.drains!r}>"
@@ -41,6 +43,8 @@ class OperatorServer:
                 drains.undo(message.worker)
             case DrainWorker():
                 drains.begin(message.worker, now, force=message.force)
+            case HandOver():
+                self._obey(drains.hand_over(message.worker, now))
             case AskRemaining():
                 pass
             case AskReady():

@@ -145,7 +145,7 @@ class Router:
                 tasks.create_task(renderer.check(worker))
 
         feed = FeedServer(self.brain, self._clock, desk.obey, heard, self._switchboard)
-        serve = {"feed": feed.serve, "operator": OperatorServer(self.brain, self._clock).serve}
+        serve = {"feed": feed.serve, "operator": OperatorServer(self.brain, self._clock, desk.obey).serve}
         listener = Listener(
             sock, self._key, receiver="router", purposes=serve, serve=lambda link: serve[link.purpose](link)
         )

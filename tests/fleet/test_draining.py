@@ -109,3 +109,15 @@ def test_nobody_is_drained_who_is_not_known(brain: Brain) -> None:
         brain.drains.begin("x", 0.0)
     with pytest.raises(Refused, match="no worker is called 'x'"):
         brain.drains.undo("x")
+
+
+def test_only_answers_that_can_go_on_elsewhere_leave_a_draining_worker(brain: Brain) -> None:
+    begun(brain, ask("r0"))
+    name = brain.decode_order("r0", 0.0).worker
+    assert brain.drains.hand_over(name, 0.0) == [], "it is not draining"
+    brain.drains.begin(name, 0.0)
+    (command,) = brain.drains.hand_over(name, 0.0)
+    assert (command.request_id, command.reason, command.if_resumable) == ("r0", "drained", True)
+    other = {"d1": "d2", "d2": "d1"}[name]
+    brain.drains.begin(other, 0.0, force=True)
+    assert brain.drains.hand_over(name, 0.0) == [], "nobody could write on"

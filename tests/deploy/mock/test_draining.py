@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from kvrelay.config import RouterConfig
 from kvrelay.deploy.key import write_secret
 from kvrelay.deploy.tiny import TinyShape, make_tiny
 from kvrelay.errors import Lost, Malformed, Refused
+from kvrelay.fleet.ledger import Timeline
 from kvrelay.protocol.feed import PagesWanted
 from kvrelay.protocol.operator import AskRemaining, Remaining
 from kvrelay.router.operator import OperatorServer
@@ -116,6 +118,48 @@ async def test_what_a_draining_worker_has_left_is_counted_until_it_is_done(mocks
     assert {(await mocks.ask(prompt(number)))["decode_worker"] for number in range(4, 12)} == set(DECODES)
 
 
+async def test_streams_go_on_elsewhere_from_their_pages_when_the_deadline_is_over(mocks: Mocks, tmp_path: Path) -> None:
+    write_secret(tmp_path / "key", KEY.decode())
+    mocks.suffer(*DECODES, slow=40.0)
+    streams = [asyncio.create_task(mocks.stream(prompt(number), 150)) for number in range(4)]
+    brain = mocks.cluster.router.brain
+    await until(lambda: min(_written(mocks)) > 8)
+    status, said = await _command(mocks, tmp_path, "decode-0", "--deadline-s", "0")
+    assert (status, said.splitlines()[-1]) == (0, "decode-0 is empty: it can be stopped.")
+    assert brain.loads.sequences["decode-0"] == 0
+    assert idle(mocks.worker("decode-0"))
+    mocks.suffer("decode-1")
+    for number, stream in enumerate(streams):
+        assert await stream == (mocks.answer(prompt(number), 150), b"data: [DONE]")
+    moved = [resumption for timeline in _timelines(mocks) for resumption in timeline.resumptions]
+    assert {(each.reason, each.lost_worker, each.worker) for each in moved} == {("drained", "decode-0", "decode-1")}
+    assert all(each.cached_tokens >= 640 for each in moved), "nobody computed the prompt again"
+
+
+def _written(mocks: Mocks) -> list[int]:
+    """Tokens that each decode worker wrote."""
+    lives = [mocks.worker(name).life for name in DECODES]
+    return [life.engine.scheduler.totals.written if life else 0 for life in lives]
+
+
+def _timelines(mocks: Mocks) -> list[Timeline]:
+    return list(mocks.cluster.router.brain.ledger._timelines.values())
+
+
+async def test_an_answer_that_cannot_go_on_elsewhere_is_left_where_it_is(mocks: Mocks) -> None:
+    mocks.suffer(*DECODES, slow=40.0)
+    body: dict[str, Any] = {"prompt": prompt(0), "max_tokens": 100, "ignore_eos": True, "presence_penalty": 0.5}
+    stream = asyncio.create_task(mocks.cluster.stream(**body))
+    await until(lambda: max(_written(mocks)) > 8)
+    (name,) = [name for name in DECODES if mocks.cluster.router.brain.loads.sequences[name]]
+    async with Routers([mocks.cluster.control], KEY) as routers:
+        await routers.drain(name)
+        assert not (await routers.hand_over(name)).is_empty
+    mocks.suffer(*DECODES)
+    assert (await stream)[-1] == b"data: [DONE]"
+    assert not any(timeline.resumptions for timeline in _timelines(mocks))
+
+
 async def test_a_router_that_is_started_again_is_told_of_the_drain(mocks: Mocks) -> None:
     """Its control port goes away in the middle, and what comes back knows neither the drain nor, at first, anybody."""
     brain, sock = mocks.cluster.router.brain, bind_tcp("127.0.0.1", 0)
@@ -134,7 +178,7 @@ async def test_a_router_that_is_started_again_is_told_of_the_drain(mocks: Mocks)
 
 
 async def _operators(mocks: Mocks, sock: object) -> None:
-    server = OperatorServer(mocks.cluster.router.brain, time.monotonic)
+    server = OperatorServer(mocks.cluster.router.brain, time.monotonic, lambda commands: None)
     listener = Listener(sock, KEY, receiver="router", purposes={"operator"}, serve=server.serve)  # type: ignore[arg-type]
     await listener.run()
 
@@ -169,7 +213,7 @@ async def test_the_command_says_when_a_worker_is_empty_and_gives_it_work_again(m
     await until(lambda: mocks.cluster.router.brain.loads.sequences["decode-0"] > 0)
     mocks.suffer("decode-1")
     status, said = await _command(mocks, tmp_path, "decode-0", "--deadline-s", "0.3")
-    assert (status, "not empty after 0.3 s: decode-0 has 1 answer left" in said) == (1, True)
+    assert (status, "decode-0 has 1 answer left that cannot move" in said) == (1, True)
     stuck.cancel()
     await asyncio.gather(stuck, return_exceptions=True)
 
