@@ -23,6 +23,7 @@ from kvrelay.connector.engine import EngineRequest, describe_engine, layer_names
 from kvrelay.connector.heads import RankHeads
 from kvrelay.connector.plan import StepPlan
 from kvrelay.connector.scheduler import SchedulerHalf
+from kvrelay.connector.ticks import SCHEDULER, Ticks, ticks_path
 from kvrelay.connector.worker import WorkerHalf
 from kvrelay.errors import Misconfigured
 from kvrelay.store.client import StoreClient
@@ -69,6 +70,8 @@ class KvrelayConnector(KVConnectorBase_V1, SupportsHMA):
         pages_a_step = self._engine.max_batched_tokens // self._settings.page_tokens + 1
         ahead = _STEPS_AHEAD * pages_a_step if role is KVConnectorRole.SCHEDULER else 0
         self._client = self._connect(self._engine.fingerprint.format, ahead)
+        writer = SCHEDULER if role is KVConnectorRole.SCHEDULER else 1 + vllm_config.parallel_config.rank
+        self._ticks = Ticks(ticks_path(Path(self._settings.engine_file)), writer)
         if role is KVConnectorRole.SCHEDULER:
             self._scheduler = SchedulerHalf(
                 self._client,
@@ -133,6 +136,7 @@ class KvrelayConnector(KVConnectorBase_V1, SupportsHMA):
         self._half.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
+        self._ticks.tick()
         plan = self._half.build_plan(self._steps(scheduler_output))
         return StepMetadata(**vars(plan))
 
@@ -195,6 +199,7 @@ class KvrelayConnector(KVConnectorBase_V1, SupportsHMA):
         """All loads are asynchronous: no layer waits. Why: docs/decisions/0007-layerwise-load.md."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
+        self._ticks.tick()
         if self._worker is not None:
             self._worker.save_layer(layer_name)
 

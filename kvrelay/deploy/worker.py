@@ -14,6 +14,7 @@ import msgspec
 
 from kvrelay.channel import is_everywhere
 from kvrelay.config import Config, ConnectorConfig
+from kvrelay.connector.ticks import read_ticks, ticks_path
 from kvrelay.deploy import cores
 from kvrelay.deploy.engine import EngineSpec, engine_spec
 from kvrelay.deploy.engine_pages import EnginePages
@@ -70,7 +71,13 @@ class Worker:
 
     def heartbeat(self) -> Heartbeat:
         us = self.info
-        return Heartbeat(name=us.name, incarnation=us.incarnation, healthy=self.healthy, counts=self.relay.counts())
+        return Heartbeat(
+            name=us.name,
+            incarnation=us.incarnation,
+            healthy=self.healthy,
+            counts=self.relay.counts(),
+            progress=read_ticks(ticks_path(self._engine_file)),
+        )
 
     async def watch(self, every_s: float, tell: Callable[[RegisterWorker], None]) -> None:
         """Ask the engine for its health for ever; ``tell`` the routers when it became another, with new weights."""

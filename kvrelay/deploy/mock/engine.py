@@ -13,6 +13,7 @@ from kvrelay.deploy.mock.sequence import Sequence
 
 CATCH_UP_S = 0.05
 """What an engine makes up for at most; beyond, the machine is too slow for it and it shows."""
+_LAYERS_PER_S = 1000.0
 
 Took = Callable[[Sequence, int], None]
 """Takes a token that was written."""
@@ -32,6 +33,9 @@ class Engine:
         self._may_step = asyncio.Event()
         self._may_step.set()
         self._takers: dict[Sequence, Took] = {}
+        self._steps = 0
+        self._began_s: float | None = None
+        """When the present step began; None between two steps."""
 
     def __repr__(self) -> str:
         state = "steps" if self._may_step.is_set() else "hangs"
@@ -40,6 +44,12 @@ class Engine:
     def hang(self, on: bool) -> None:
         """Take no step from now on, or go on."""
         (self._may_step.clear if on else self._may_step.set)()
+
+    def progress(self) -> int:
+        """Grows while it steps, also within a long step, as that of an engine that counts layers."""
+        steps = self._began_s is not None and self._may_step.is_set()
+        layers = round(_LAYERS_PER_S * (self._clock() - (self._began_s or 0.0))) if steps else 0
+        return self._steps + layers
 
     def wake(self) -> None:
         """There may be something to do."""
@@ -67,9 +77,10 @@ class Engine:
                 await self._wait(self.scheduler.wake_s())
                 self._free_s = self._clock()  # an idle engine has nothing to catch up with
                 continue
-            self._free_s = begins_s + self.slow * step.seconds
+            self._free_s, self._began_s = begins_s + self.slow * step.seconds, self._clock()
             await asyncio.sleep(max(0.0, self._free_s - self._clock()))
             await self._may_step.wait()
+            self._steps, self._began_s = self.progress() + 1, None
             for sequence, token in self.scheduler.complete(step, self._free_s):
                 self._tell(sequence, token)
 

@@ -96,7 +96,13 @@ class Incarnation:
 
     def _heartbeat(self) -> Heartbeat:
         counts = {"handoffs_malformed": self._malformed}
-        return Heartbeat(name=self.info.name, incarnation=self.info.incarnation, healthy=True, counts=counts)
+        return Heartbeat(
+            name=self.info.name,
+            incarnation=self.info.incarnation,
+            healthy=True,
+            counts=counts,
+            progress=self.engine.progress(),
+        )
 
     # ------------------------------------------------------------ what its server asks for
 

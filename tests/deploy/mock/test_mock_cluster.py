@@ -234,6 +234,19 @@ async def test_streams_of_a_decode_worker_that_dies_go_on_from_another_one(mocks
     assert await mocks.cluster.metric('kvrelay_resumes_total{outcome="resumed",reason="reset"}') == 1
 
 
+async def test_streams_of_a_decode_worker_that_hangs_and_answers_health_checks_go_on_from_another(mocks: Mocks) -> None:
+    mocks.suffer(*DECODES, slow=20.0)
+    streams = [asyncio.create_task(mocks.stream(prompt(number), 100)) for number in range(2)]
+    busy = [mocks.worker(name) for name in DECODES]
+    await until(lambda: all(worker.life and worker.life.engine.scheduler.totals.written for worker in busy))
+    mocks.suffer("decode-0", hang=True)
+    mocks.suffer("decode-1")
+    assert [await stream for stream in streams] == [(mocks.answer(prompt(n), 100), b"data: [DONE]") for n in range(2)]
+    assert not mocks.cluster.is_ready("decode-0")
+    mocks.suffer("decode-0")
+    await until(lambda: mocks.cluster.is_ready("decode-0"))
+
+
 async def test_while_one_worker_is_slow_others_do_its_work(mocks: Mocks) -> None:
     mocks.suffer(*PREFILLS, slow=1e5)
     stuck = asyncio.create_task(mocks.ask(PROMPT))
