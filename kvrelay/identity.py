@@ -147,7 +147,8 @@ def can_exchange(writer: Fingerprint, reader: Fingerprint) -> Exact | ByConversi
 
 
 def _differing(one: Fingerprint | PageFormat, other: Fingerprint | PageFormat) -> list[str]:
-    names = [field.name for field in msgspec.structs.fields(one) if field.name != "format"]
+    # Not ``msgspec.structs.fields``, which looks annotations up: .2 ms a pair, and a router surveys thousands of them.
+    names = [name for name in one.__struct_fields__ if name != "format"]
     return [name for name in names if getattr(one, name) != getattr(other, name)]
 
 

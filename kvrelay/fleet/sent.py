@@ -3,9 +3,8 @@ nothing. It must never count as proof that a page exists."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from itertools import islice
+from itertools import islice, takewhile
 
 from kvrelay.types import PageName
 
@@ -19,8 +18,8 @@ class SentPages:
         """When ``turn`` was called last; the caller's."""
         self._limit = max(1, limit)
         self._turn = 0
-        self._names: OrderedDict[PageName, int] = OrderedDict()
-        """In which turn each was sent last."""
+        self._names: dict[PageName, int] = {}
+        """In which turn each was sent last, in that order. All at once what can be: a long prompt has hundreds."""
 
     def __repr__(self) -> str:
         return f"<SentPages {len(self._names)}/{self._limit} of {self.incarnation}>"
@@ -30,11 +29,11 @@ class SentPages:
 
     def add(self, names: Sequence[PageName]) -> None:
         # Deepest first, so that a chain's root is the last to be forgotten: pages without their parents are no prefix.
-        for name in reversed(names):
-            self._names[name] = self._turn
-            self._names.move_to_end(name)
-        while len(self._names) > self._limit:
-            self._names.popitem(last=False)
+        fresh = dict.fromkeys(reversed(names), self._turn)
+        self._forget(self._names.keys() & fresh.keys())
+        self._names.update(fresh)
+        if len(self._names) > self._limit:
+            self._forget(list(islice(self._names, len(self._names) - self._limit)))
 
     def prefix(self, names: Sequence[PageName], begin: int = 0) -> int:
         """How many of ``names``, from ``begin`` on, were sent here, one after the other."""
@@ -47,11 +46,14 @@ class SentPages:
     def settle(self, names: Iterable[PageName]) -> None:
         """The worker said itself what became of ``names``."""
         if self._names:
-            for name in names:
-                self._names.pop(name, None)
+            self._forget(self._names.keys() & set(names))
 
     def turn(self) -> None:
         """Forget what was sent before the last call: nothing lives for more than two turns."""
-        while self._names and next(iter(self._names.values())) < self._turn:
-            self._names.popitem(last=False)
+        old = takewhile(lambda sent: sent[1] < self._turn, self._names.items())
+        self._forget([name for name, _ in old])
         self._turn += 1
+
+    def _forget(self, names: Iterable[PageName]) -> None:
+        for name in names:
+            del self._names[name]
