@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from kvrelay.errors import Misconfigured
+from kvrelay.router.pieces import encoder
 from kvrelay.router.template import ChatTemplate, read_template
 
 INLINE_CHARS = 2_000
@@ -63,6 +64,7 @@ class Tokens:
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
         self._tokenizer = tokenizer
         self._template = template
+        self._encoder = encoder(tokenizer)
         threads = min(MAX_THREADS, len(os.sched_getaffinity(0)))
         self._threads = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="kvrelay-tokens")
         self.max_chars_per_token: int = max(map(len, tokenizer.get_vocab()), default=1)
@@ -88,9 +90,7 @@ class Tokens:
         return await self._away(self._encode, await self._away(self._template.render, messages), False)
 
     def _encode(self, text: str, special: bool) -> list[int]:
-        # A batch is encoded outside Python's lock, a single text is not; "fast" leaves out where each token stands.
-        ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids
-        return ids
+        return self._encoder.encode(text, special=special)
 
     async def text_after(self, prompt: list[int], ids: Sequence[int], *, skip_special: bool) -> tuple[Decoder, str]:
         """The text of ``ids`` after ``prompt``, and what goes on from there."""
