@@ -37,5 +37,9 @@ def in_words(way: LinkReport) -> str:
     """One line about one way."""
     if not is_used(way):
         return f"to {way.peer} by {way.transport}: not used, {way.problem}"
-    speed = f"{way.bytes_per_s / 1e9:.2f} GB/s, round trip {way.latency_s * 1e3:.2f} ms"
+    speed = f"{_speed(way.bytes_per_s)}, round trip {way.latency_s * 1e3:.2f} ms"
     return f"to {way.peer} by {way.transport}: {speed}; {'taken' if way.rank == 1 else 'taken if those above fail'}"
+
+
+def _speed(bytes_per_s: float) -> str:
+    return f"{bytes_per_s / 1e9:.2f} GB/s" if bytes_per_s >= 1e8 else f"{bytes_per_s / 1e6:.2f} MB/s"

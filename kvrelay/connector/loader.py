@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 import numpy as np
 import torch
@@ -222,8 +222,8 @@ class Loader:
             raise
 
     def _work(self, active: list[_Load]) -> None:
-        moved_at, known = self._clock(), 0
-        while self._admit(active):
+        moved_at, known, rest_s = self._clock(), 0, 0.0
+        while self._admit(active, rest_s):
             began, moved = self._clock(), len(active) > known
             for load in list(active):
                 moved = self._advance(load) or moved
@@ -231,15 +231,17 @@ class Loader:
                     active.remove(load)
                     self._report(load.result())
             now, known = self._clock(), len(active)
-            if moved:
-                moved_at = now
-            else:
-                time.sleep(pause_s(silent_s=now - moved_at, looked_s=now - began))
+            moved_at = now if moved else moved_at
+            rest_s = 0.0 if moved else pause_s(silent_s=now - moved_at, looked_s=now - began)
 
-    def _admit(self, active: list[_Load]) -> bool:
-        """Take new jobs; waits for one when nothing is in progress. False: the thread is to end."""
-        while not active or not self._todo.empty():
-            item = self._todo.get()
+    def _admit(self, active: list[_Load], rest_s: float) -> bool:
+        """Take new jobs; waits for one ``rest_s``, or until it comes when nothing is in progress. False: end."""
+        while True:
+            try:
+                item = self._todo.get(timeout=rest_s if active else None)
+            except Empty:
+                return True
+            rest_s = 0.0
             if item is None:
                 return False
             job, find, epoch = item
@@ -249,7 +251,6 @@ class Loader:
                 self._report(LoadResult(job.request_id, self._all_blocks(job), (), {reason: 1}))
             else:
                 active.append(_Load(job, arena, self._layout, self._layers, self._heads))
-        return True
 
     def _advance(self, load: _Load) -> bool:
         if load.job.request_id in self._cancelled:

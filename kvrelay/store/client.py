@@ -208,11 +208,22 @@ class StoreClient:
         slots = self.take_slots(count)
         lacking = count - len(slots)
         if lacking:
-            slots += wait(self._ask(lambda id: Allocate(id=id, count=lacking), Granted)).slots
+            granted = self._ask(lambda id: Allocate(id=id, count=lacking), Granted)
+            try:
+                slots += wait(granted).slots
+            except BaseException:
+                self.give_back(slots)
+                granted.add_done_callback(self._take_late)
+                raise
         if len(slots) < count:
             self.give_back(slots)
             raise Overloaded("the store is full of pinned pages; release some or enlarge store.arena_bytes")
         return slots
+
+    def _take_late(self, granted: Future[Granted]) -> None:
+        """Slots may come though nobody waits for them any more."""
+        if not granted.cancelled() and granted.exception() is None:
+            self.give_back(granted.result().slots)
 
     # ------------------------------------------------------------ the background thread
 

@@ -112,9 +112,7 @@ class Peers:
         """The link to a peer, dialled when there is none. Raises ``Overloaded``."""
         link = self._links.get(address)
         if link is None or link.is_over:
-            self._links = {known: link for known, link in self._links.items() if not link.is_over}
-            if len(self._links) >= MAX_PEERS:
-                raise Overloaded(f"this store has links to {MAX_PEERS} peers already")
+            self._make_room(address)
             link = Outbound(
                 address,
                 self._key,
@@ -128,6 +126,13 @@ class Peers:
             self._links[address] = link
             self._spawn(link.run())
         return link
+
+    def _make_room(self, address: str) -> None:
+        """For a link to ``address``. Those that are over tell what is wrong with their peers while there is room."""
+        if address not in self._links and len(self._links) >= MAX_PEERS:
+            self._links = {known: link for known, link in self._links.items() if not link.is_over}
+            if len(self._links) >= MAX_PEERS:
+                raise Overloaded(f"this store has links to {MAX_PEERS} peers already")
 
     def _openers(self, address: str) -> Openers:
         key, name, count = self._key, self._keeper.name, self._config.streams

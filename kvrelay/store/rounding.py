@@ -21,6 +21,7 @@ Words = npt.NDArray[np.uint32]
 
 _PEAK = {Codec.INT8: np.float32(127), Codec.FP8: np.float32(448)}
 """Largest code. FP8 is e4m3: 4 bits of exponent, 3 of mantissa, no infinity."""
+_MOST_BFLOAT16 = np.uint32(0x7F7F0000).view(np.float32)
 _PIECE_ELEMENTS = 1 << 15
 _MAGIC = np.float32(3 << 22)
 """A float32 of this size has steps of one: added to a small number, its low bits are that number, rounded."""
@@ -63,7 +64,8 @@ def grow(codec: Codec, body: memoryview, out: Bytes, dtype: str, run_bytes: int)
     words = out.view(_plain(dtype)).reshape(runs, run_elements)
     for rows in _pieces(runs, run_elements):
         values = codes[rows].view(np.int8).astype(np.float32) if codec is Codec.INT8 else _fp8_values(codes[rows])
-        values *= scales[rows, None]
+        with np.errstate(over="ignore"):  # nobody who rounds makes such a scale
+            values *= scales[rows, None]
         words[rows] = _rounded(values, dtype)
 
 
@@ -126,7 +128,6 @@ def _floats(words: npt.NDArray[Any], dtype: str) -> Floats:
 
 def _rounded(values: Floats, dtype: str) -> npt.NDArray[Any]:
     """``values`` as elements of ``dtype``, the largest one where it holds no more. May change ``values``."""
-    if dtype == "bfloat16":
-        return _drop(values.view(np.uint32), 16)
-    limit = np.finfo(dtype).max
-    return values.clip(-limit, limit, out=values)
+    limit = _MOST_BFLOAT16 if dtype == "bfloat16" else np.finfo(dtype).max
+    values = values.clip(-limit, limit, out=values)
+    return _drop(values.view(np.uint32), 16) if dtype == "bfloat16" else values

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 
@@ -125,6 +126,26 @@ def test_a_partial_page_holds_no_byte_of_the_rest_of_its_block(arena: Arena) -> 
     for layer in range(LAYERS):
         start = layer * FORMAT.segment_bytes + 5 * FORMAT.token_layer_bytes
         assert not arena.data[pages[0].slot, start : (layer + 1) * FORMAT.segment_bytes].any()
+
+
+def test_a_load_is_begun_at_once_though_another_one_waits_for_layers(
+    arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rests = threading.Event()
+
+    def for_ever(*, silent_s: float, looked_s: float) -> float:
+        rests.set()
+        return 3600.0
+
+    monkeypatch.setattr("kvrelay.connector.loader.pause_s", for_ever)
+    receiver, silent = Receiver(wait_s=3600), arena.occupy(7)
+    waiting = [PageCopy(silent.slot, silent.generation, 0, PAGE)]
+    receiver.loader.start(LoadJob("waiting", [3], waiting, 0, PAGE), lambda: arena, arena.epoch)
+    assert rests.wait(10)
+    pages = pages_for(arena, 70)
+    save(arena, pages)
+    assert receiver.load(arena, pages, 0, 70).bad_blocks == frozenset()
+    receiver.loader.close()
 
 
 def test_layers_are_loaded_as_they_arrive(arena: Arena) -> None:

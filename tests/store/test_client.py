@@ -15,7 +15,7 @@ import xxhash
 
 from kvrelay.config import StoreConfig
 from kvrelay.errors import KvrelayError, Lost, Overloaded, Refused
-from kvrelay.protocol.client import Acquired, Announce, Describe, Described, NewPage
+from kvrelay.protocol.client import Acquired, Announce, Describe, Described, Granted, NewPage
 from kvrelay.protocol.handshake import Rejected
 from kvrelay.protocol.message import Message
 from kvrelay.store.attachment import Attachment
@@ -220,6 +220,22 @@ def test_grants_are_refilled_in_the_background(start_store: Start, connect: Conn
     assert len({ref.slot for ref in refs}) == 12
     client.give_back(refs)
     eventually(lambda: client.describe()["slots_granted"] >= 12)
+
+
+def test_slots_that_are_of_no_use_without_the_others_are_given_back_also_those_that_come_late(
+    start_store: Start, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = connect(start_store(), grant_slots=3)
+    late, *had = take(client, 3)
+    client.give_back(had)
+    unanswered: Future[Granted] = Future()
+    monkeypatch.setattr("kvrelay.store.bulk.ANSWER_S", 0.01)
+    monkeypatch.setattr(client, "_ask", lambda build, kind: unanswered)
+    with pytest.raises(Lost):
+        client.put_many([(page_name(number), payload(number), 8) for number in range(60)])
+    assert set(had) <= set(client.take_slots(60))
+    unanswered.set_result(Granted(id=0, slots=[late]))
+    assert late in client.take_slots(60)
 
 
 def test_a_lease_pins_until_it_is_released_or_runs_out(start_store: Start, connect: Connect) -> None:

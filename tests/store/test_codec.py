@@ -202,6 +202,14 @@ def test_a_scale_that_is_no_scale_is_refused(scale: float) -> None:
         decode(Codec.INT8, memoryview(payload), len(DATA), "bfloat16")
 
 
+@pytest.mark.parametrize("codec", ROUNDED)
+def test_no_scale_makes_an_element_that_is_not_finite(codec: Codec) -> None:
+    payload = bytearray(encoded(codec, DATA, "bfloat16"))
+    payload[HEAD.size : HEAD.size + 4] = struct.pack("<f", 3e38)
+    words = np.frombuffer(decode(codec, memoryview(payload), len(DATA), "bfloat16"), np.uint16)
+    assert np.isfinite((words.astype(np.uint32) << 16).view(np.float32)).all()
+
+
 @needs_zstandard
 def test_a_frame_that_claims_more_than_its_plane_allocates_nothing() -> None:
     import zstandard
