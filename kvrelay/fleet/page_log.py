@@ -46,7 +46,9 @@ class PageLog:
     def store(self, names: Iterable[PageName], medium: Medium) -> None:
         """These pages are there now."""
         held, fresh = self._held[medium], self._fresh[medium]
-        new = [name for name in dict.fromkeys(names) if name not in held]
+        new = dict.fromkeys(names)
+        if not held.isdisjoint(new):
+            new = dict.fromkeys(name for name in new if name not in held)
         held.update(new)
         if fresh.keys().isdisjoint(new):
             fresh.update(dict.fromkeys(new, True))

@@ -134,7 +134,8 @@ class Arena:
 
     def digests(self, offsets: Ints, sizes: Ints) -> Checksums:
         """Checksums of ``pieces``, as they are now."""
-        return np.array([xxhash.xxh3_64_intdigest(piece) for piece in self.pieces(offsets, sizes)], np.uint64)
+        digests = map(xxhash.xxh3_64_intdigest, self.pieces(offsets, sizes))
+        return np.fromiter(digests, np.uint64, len(offsets))
 
     def views(self, slot: int, layers: list[int], tokens: int) -> list[memoryview]:
         """The segments of ``layers``, in that order, in as few views as their neighbourhood allows."""
@@ -169,7 +170,8 @@ class Arena:
         current = self._generation[slots] == generations
         if not current.all():
             slots, generations, layers, checksums = (each[current] for each in (slots, generations, layers, checksums))
-        self._checksum[slots[:, None], layers[:, None], self._first_heads(checksums.shape[1])] = checksums
+        for shard, head in enumerate(self._first_heads(checksums.shape[1])):
+            self._checksum[slots, layers, head] = checksums[:, shard]
         self._ready[slots, layers] = generations[:, None]
 
     def publish_many(
@@ -231,12 +233,10 @@ class Arena:
 
     def checksums(self, slots: Ints, layers: int | Ints, shards: int = 1) -> Checksums:
         """``[slots, shards]``: checksums of a layer (one for all, or one a slot) as its writers published them."""
-        columns = np.broadcast_to(layers, slots.shape)[:, None]
-        sums: Checksums = self._checksum[slots[:, None], columns, self._first_heads(shards)]
-        return sums
+        return np.stack([self._checksum[slots, layers, head] for head in self._first_heads(shards)], axis=1)
 
-    def _first_heads(self, shards: int) -> Ints:
-        return np.arange(shards) * (self.format.kv_heads // shards)
+    def _first_heads(self, shards: int) -> range:
+        return range(0, self.format.kv_heads, self.format.kv_heads // shards)
 
     def populate(self, slots: list[int]) -> None:
         """Have the slots' memory mapped here before it is written: first touches cost more than the copy.
@@ -254,11 +254,10 @@ class Arena:
 
     def occupy_many(self, slots: list[int]) -> list[SlotRef]:
         """Hand out free slots for writing."""
-        self._tokens[slots] = 0
-        self._state[slots] = SlotState.FILLING
-        return [
-            SlotRef(slot, generation) for slot, generation in zip(slots, self._generation[slots].tolist(), strict=True)
-        ]
+        at = np.array(slots, np.int64)
+        self._tokens[at] = 0
+        self._state[at] = SlotState.FILLING
+        return list(map(SlotRef, slots, self._generation[at].tolist()))
 
     def set_tokens(self, slots: int | list[int], tokens: int | list[int]) -> None:
         self._tokens[slots] = tokens

@@ -14,7 +14,8 @@ from kvrelay.store.copies import Copies
 from kvrelay.store.counts import Counts
 from kvrelay.store.eviction import EvictionOrder
 from kvrelay.store.filling import Filling
-from kvrelay.store.page import FOREVER, Page, Writer
+from kvrelay.store.page import FOREVER, Coming, Page, Writer
+from kvrelay.store.pins import Pins
 from kvrelay.store.room import Room
 from kvrelay.store.shelf import Shelf
 from kvrelay.types import PageName, SlotRef
@@ -35,7 +36,6 @@ class Catalog:
         self.counts = counts
         self.failed: dict[Page, None] = {}
         """Given-up pages, and whole ones that another copy came before, whose slot somebody may still touch."""
-        self.pinned = 0
         self.on_complete: Callable[[list[Page]], None] = lambda pages: None
         self.on_failed: Callable[[Page], None] = lambda page: None
         self.on_gone: Callable[[Page], None] = lambda page: None
@@ -46,10 +46,10 @@ class Catalog:
         self._page_lease_s = page_lease_s
         self._order = EvictionOrder()
         self.copies = Copies(self._order)
-        self._uses = 0
+        self.pins = Pins(self._order, page_lease_s)
 
     def __repr__(self) -> str:
-        return f"<Catalog {self.copies!r}, {self.pinned} pinned, {len(self.failed)} failed, {self.room!r}>"
+        return f"<Catalog {self.copies!r}, {self.pins!r}, {len(self.failed)} failed, {self.room!r}>"
 
     # ------------------------------------------------------------ writing
 
@@ -77,19 +77,20 @@ class Catalog:
         self.filling(shelf).watch(page)
         return page
 
-    def receive(self, writer: Writer, shelf: Shelf, coming: list[NewPage], now: float) -> list[Page]:
+    def receive(self, writer: Writer, shelf: Shelf, coming: Coming, now: float) -> list[Page]:
         """Slots that were taken start to be filled by ``writer``, who tells when they are whole: see ``filled``.
 
-        Nobody else has pages of these names. They are pinned.
+        They are pinned.
         """
-        shelf.arena.set_tokens([new.slot.slot for new in coming], [new.tokens for new in coming])
-        pages: list[Page] = []
-        for new in coming:
-            page = Page(new.name, shelf, new.slot, new.tokens, writer, now, new.shards)
-            self._slots[shelf][new.slot.slot] = page
-            self.copies.add(page, None if new.parent is None else self.copies.found.get(new.parent))
-            self.pin(page, now)
-            pages.append(page)
+        slots = [ref.slot for ref in coming.refs]
+        shelf.arena.set_tokens(slots, coming.tokens)
+        pages = [
+            Page(name, shelf, ref, tokens, writer, now, coming.shards)
+            for name, ref, tokens in zip(coming.names, coming.refs, coming.tokens, strict=True)
+        ]
+        self._slots[shelf].update(zip(slots, pages, strict=True))
+        self.copies.add_first(coming.names, pages, coming.parents)
+        self.pins.hold(pages, now)
         writer.filling.update(pages)
         self.filling(shelf).expect(pages)
         return pages
@@ -180,24 +181,10 @@ class Catalog:
         """The page, complete or filling."""
         return self.copies.found.get(name)
 
-    def has(self, name: PageName) -> bool:
-        """Whether the page is complete here."""
-        page = self.copies.found.get(name)
-        return page is not None and page.state is SlotState.COMPLETE
-
-    def pin(self, page: Page, now: float) -> None:
-        """Keep the slot until the matching ``unpin``; counts as a use."""
-        self.pinned += page.pins == 0
-        page.pins += 1
-        self._uses += 1
-        page.used = self._uses
-        if page.is_partial:
-            page.keep_until = now + self._page_lease_s
-
-    def unpin(self, page: Page) -> None:
-        page.pins -= 1
-        self.pinned -= page.pins == 0
-        self._order.offer(page)
+    def lacking(self, names: Iterable[PageName]) -> set[PageName]:
+        """Those of which the page is not complete here."""
+        find = self.copies.found.get
+        return {name for name in names if (page := find(name)) is None or page.state is not SlotState.COMPLETE}
 
     # ------------------------------------------------------------ inside
 
@@ -205,29 +192,33 @@ class Catalog:
         """These pages of ``shelf`` came to their end, even if they had been given up."""
         finished = [page for page in whole if page.state is SlotState.FILLING]
         shelf.arena.set_states([page.ref.slot for page in finished], SlotState.COMPLETE)
-        for page in whole:
-            page.writer.filling.discard(page)
-            if page.state is SlotState.FAILED:
-                page.free_at = now  # its writer came to an end after all
-        stored = [page for page in finished if self._complete(page, now)]
+        for writer in {page.writer for page in whole}:
+            writer.filling.difference_update(whole)
+        if len(finished) < len(whole):
+            for page in whole:
+                if page.state is SlotState.FAILED:
+                    page.free_at = now  # its writer came to an end after all
+        for page in finished:
+            page.state = SlotState.COMPLETE
+        self.pins.note_use(finished, now)
+        stored = [page for page in finished if self.copies.found.get(page.name) is page or self._is_kept(page)]
         if stored:
             self.counts.add("pages_put", len(stored))
             self.on_complete(stored)
 
-    def _complete(self, page: Page, now: float) -> bool:
-        """Keep a page that is whole; False when another copy is whole already: its slot is freed once it can be."""
-        page.state = SlotState.COMPLETE
-        self._uses += 1
-        page.used, page.keep_until = self._uses, now + self._page_lease_s
+    def _is_kept(self, page: Page) -> bool:
+        """What becomes of a whole page that is not found under its name: whether it is found from now on.
+
+        When another copy is whole already, its slot is freed once it can be.
+        """
         found = self.copies.found.get(page.name)
         if found is None:  # the copy that this one was spare to is gone already
             self.copies.promote(page)
-        elif found is not page and found.state is SlotState.FILLING:
+        elif found.state is SlotState.FILLING:
             self.copies.swap(page)
-        elif found is not page:
+        else:
             self._dismiss(page)
             return False
-        self._order.offer(page)
         return True
 
     def _replace(self, page: Page) -> None:
@@ -275,7 +266,7 @@ class Catalog:
             "pages_used": len(self.copies.found),
             "pages_capacity": sum(shelf.arena.slots for shelf in shelves),
             "pages_filling": sum(len(filling) for filling in self._filling.values()),
-            "pages_pinned": self.pinned,
+            "pages_pinned": self.pins.pinned,
             "slots_failed": len(self.failed),
             "slots_occupied": sum(shelf.occupied for shelf in shelves),
             "bytes_used": self.room.occupied_bytes,
@@ -298,7 +289,7 @@ class Catalog:
         announced = {(page.shelf, page.ref.slot): page for page in known if page.name}
         in_slots = {(shelf, slot): page for shelf, pages in self._slots.items() for slot, page in pages.items()}
         assert in_slots == announced, "a page is not found in its slot"
-        assert self.pinned == sum(page.pins > 0 for page in known), "pins miscounted"
+        assert self.pins.pinned == sum(page.pins > 0 for page in known), "pins miscounted"
         for page in known:
             self._check(page, known)
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvrelay.store.arena import Arena, Ints
+from kvrelay.store.arena import Arena, Ints, SlotState
 from kvrelay.store.batch import Places
 from kvrelay.store.frontier import Frontier
 from kvrelay.store.page import Page
@@ -33,7 +33,9 @@ class Cohort:
         self._indices = np.array(indices, np.int64)
         self._sizes = np.array([page.tokens for page in pages], np.int64) * arena.format.token_layer_bytes
         self._frontier = Frontier(arena)
-        self._frontier.extend([page.ref for page in pages])
+        layers = arena.format.layers
+        whole = [layers if page.state is SlotState.COMPLETE else 0 for page in pages]
+        self._frontier.extend([page.ref for page in pages], whole)
         self._sent = np.zeros(len(pages), np.int64)
         self._left = len(pages) * arena.format.layers
         self._targets, self._generations = np.full((2, len(pages)), -1, np.int64)

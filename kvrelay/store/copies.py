@@ -5,6 +5,8 @@ Two writers may fill the same page at the same time; the second copy is of use w
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kvrelay.store.eviction import EvictionOrder
 from kvrelay.store.page import Page
 from kvrelay.types import PageName
@@ -32,6 +34,15 @@ class Copies:
         if parent is not None and self.found.get(parent.name) is parent and parent is not page:
             page.parent = parent
             parent.children += 1
+
+    def add_first(self, names: Sequence[PageName], pages: Sequence[Page], parents: Sequence[PageName | None]) -> None:
+        """``add`` for pages of one chain of whose names there are none yet; ``parents`` by name."""
+        self.found.update(zip(names, pages, strict=True))
+        for page, name in zip(pages, parents, strict=True):
+            parent = None if name is None else self.found.get(name)
+            if parent is not None:
+                page.parent = parent
+                parent.children += 1
 
     def remove(self, page: Page) -> None:
         """It is of no use, or no more."""

@@ -28,11 +28,12 @@ class Frontier:
     def __repr__(self) -> str:
         return f"<Frontier of {len(self.slots)} pages, {np.count_nonzero(self.layers > self._last)} whole>"
 
-    def extend(self, refs: Sequence[SlotRef]) -> None:
-        """More pages, in rows behind the present ones."""
+    def extend(self, refs: Sequence[SlotRef], layers: Sequence[int] | None = None) -> None:
+        """More pages, in rows behind the present ones; ``layers``: how many of each are known to be in."""
         self.slots = np.concatenate((self.slots, [ref.slot for ref in refs])).astype(np.int64)
         self.generations = np.concatenate((self.generations, [ref.generation for ref in refs])).astype(np.int64)
-        self.layers = np.concatenate((self.layers, np.zeros(len(refs), np.int64)))
+        fresh = np.zeros(len(refs), np.int64) if layers is None else np.array(layers, np.int64)
+        self.layers = np.concatenate((self.layers, fresh))
 
     def replace(self, row: int, ref: SlotRef) -> None:
         """Another page, from its first layer on."""
@@ -45,7 +46,10 @@ class Frontier:
     def advance(self) -> Ints:
         """Look again; the rows of which a layer came in."""
         before = self.layers.copy()
-        rows = self._step(np.flatnonzero(before <= self._last))
+        rows = np.flatnonzero(before <= self._last)
+        if not len(rows):
+            return rows
+        rows = self._step(rows)
         if len(rows):
             self._take_whole(rows)
         while len(rows):

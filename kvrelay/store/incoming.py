@@ -10,14 +10,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvrelay.errors import Malformed
-from kvrelay.protocol.client import NewPage
 from kvrelay.protocol.peer import Segments, Written
 from kvrelay.store.arena import Ints
 from kvrelay.store.catalog import QUARANTINE_S
 from kvrelay.store.keeper import Keeper, check_shards
 from kvrelay.store.landing import Landing
 from kvrelay.store.packing import MAX_PACKED_BYTES
-from kvrelay.store.page import FOREVER, Page, Writer
+from kvrelay.store.page import FOREVER, Coming, Page, Writer
 from kvrelay.store.segments import Columns, has_twins, read_manifest, tally
 from kvrelay.store.shelf import Shelf
 from kvrelay.store.transfers import Transfer
@@ -91,10 +90,13 @@ class Incoming:
         lacking = self._keep(unasked, now)
         refs = catalog.take(self._shelf, len(lacking), now)
         wanted, refused = lacking[: len(refs)], lacking[len(refs) :]
-        coming = [
-            NewPage(names[index], ref, tokens[index], names[index - 1] if index else None, shards)
-            for index, ref in zip(wanted, refs, strict=True)
-        ]
+        coming = Coming(
+            self.names(wanted),
+            refs,
+            [tokens[index] for index in wanted],
+            [names[index - 1] if index else None for index in wanted],
+            shards,
+        )
         self._wanted.add(wanted, self._keeper.receive(self._writer, self._shelf, coming, now))
         if refused:
             self._keeper.transfers.give_up(self.transfer, self.names(refused), now)
@@ -102,15 +104,12 @@ class Incoming:
 
     def _keep(self, offered: list[int], now: float) -> list[int]:
         """Keep those that are here, whole or arriving, until the push ends; the others."""
-        lacking: list[int] = []
-        for index in offered:
-            page = self._keeper.catalog.find(self._names[index])
-            if page is None:
-                lacking.append(index)
-            elif index not in self._kept:
-                self._kept[index] = page
-                self._keeper.catalog.pin(page, now)
-        return lacking
+        catalog, names = self._keeper.catalog, self._names
+        pages = [catalog.find(names[index]) for index in offered]
+        here = {i: page for i, page in zip(offered, pages, strict=True) if page is not None and i not in self._kept}
+        self._kept.update(here)
+        catalog.pins.hold(here.values(), now)
+        return [index for index, page in zip(offered, pages, strict=True) if page is None]
 
     # ------------------------------------------------------------ batches
 
@@ -168,13 +167,13 @@ class Incoming:
 
     def _moved(self, rows: Ints, now: float) -> None:
         """Layers of these pages were verified: let go of those of which nothing more is to come."""
-        counts = self._wanted.layers_in(rows)
-        for page, count in zip(self._wanted.of(rows), counts.tolist(), strict=True):
+        counts, pages = self._wanted.layers_in(rows), self._wanted.of(rows)
+        for page, count in zip(pages, counts.tolist(), strict=True):
             page.layers_in = count
         whole = rows[counts == self.format.layers]
         self.transfer.traffic.pages += len(whole)
         self._keeper.counts.add("pages_received", len(whole))
-        self._keeper.received(self._shelf, self._wanted.of(whole), now)
+        self._keeper.received(self._shelf, pages if len(whole) == len(pages) else self._wanted.of(whole), now)
         self._unpin(self._wanted.let_go(whole))
 
     def landed(self, landing: Landing) -> None:
@@ -189,8 +188,7 @@ class Incoming:
         self._keeper.catalog.filling(self._shelf).keep(self._wanted.of(self._wanted.open_rows), now)
 
     def _unpin(self, pages: list[Page]) -> None:
-        for page in pages:
-            self._keeper.catalog.unpin(page)
+        self._keeper.catalog.pins.release(pages)
 
     # ------------------------------------------------------------ ends
 

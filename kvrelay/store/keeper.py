@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from kvrelay.config import StoreConfig
 from kvrelay.errors import Malformed
@@ -14,13 +14,14 @@ from kvrelay.store.catalog import QUARANTINE_S, Catalog
 from kvrelay.store.copying import read_page
 from kvrelay.store.counts import Counts
 from kvrelay.store.leases import Leases
-from kvrelay.store.page import Page, Writer
+from kvrelay.store.page import Coming, Page, Writer
 from kvrelay.store.pushes import Pushes
 from kvrelay.store.room import Room
 from kvrelay.store.shelf import Shelf
 from kvrelay.store.transfers import Transfer, Transfers, Way
 from kvrelay.types import Medium, PageFormat, PageName, SlotRef
 
+NAME_BYTES = 16
 MAX_ID_LENGTH = 256
 """Of transfers and leases."""
 FILL_STALL_S = 30.0
@@ -41,7 +42,7 @@ class Keeper:
         self.room = Room(config.arena_bytes, epoch)
         self.catalog = Catalog(self.room, self.counts, config.page_lease_s)
         self.leases = Leases(self.catalog)
-        self.transfers = Transfers(name, self.counts, emit, self.catalog.has)
+        self.transfers = Transfers(name, self.counts, emit, self.catalog.lacking)
         self.pushes = Pushes(self.catalog)
         self.links: Callable[[], dict[str, int]] = dict
         """What the rim counts of its links."""
@@ -97,7 +98,7 @@ class Keeper:
         self._now = now
         before: Page | None = None
         for new in message.pages:
-            check_name(new.name)
+            check_names((new.name,))
             if not 0 < new.tokens <= page_tokens:
                 raise Malformed(f"a page of {new.tokens} tokens does not exist; pages have up to {page_tokens}")
             check_shards(new.shards, kv_heads)
@@ -110,14 +111,13 @@ class Keeper:
         """A granted slot starts to be filled; pushes that wait for the page hear of it."""
         page = self.catalog.announce(writer, new, parent, now)
         if page is not None and self.catalog.find(new.name) is page:
-            self.pushes.page_here(page, now)
+            self.pushes.pages_here((page,), now)
         return page
 
-    def receive(self, writer: Writer, shelf: Shelf, coming: list[NewPage], now: float) -> list[Page]:
+    def receive(self, writer: Writer, shelf: Shelf, coming: Coming, now: float) -> list[Page]:
         """``begin`` for pages that come from another store, with slots that were taken for them. They are pinned."""
         pages = self.catalog.receive(writer, shelf, coming, now)
-        for page in pages:
-            self.pushes.page_here(page, now)
+        self.pushes.pages_here(pages, now)
         return pages
 
     def received(self, shelf: Shelf, whole: list[Page], now: float) -> None:
@@ -167,7 +167,8 @@ class Keeper:
 
     def exists(self, names: Sequence[PageName], now: float) -> list[bool]:
         self.progress(now)
-        return [self.catalog.has(name) for name in names]
+        lacking = self.catalog.lacking(names)
+        return [name not in lacking for name in names]
 
     def describe(self) -> dict[str, int]:
         """All counters and gauges."""
@@ -189,8 +190,7 @@ class Keeper:
         """A hand-off begins. None when its id is known. Raises ``Malformed`` when names and tokens disagree."""
         self._now = now
         check_id(id)
-        for name in names:
-            check_name(name)
+        check_names(names)
         if len(names) != shelf.arena.format.pages_for(tokens) or len(set(names)) != len(names) or not names:
             raise Malformed(f"{len(names)} names are not the pages of a prompt of {tokens} tokens")
         self.progress(now)
@@ -235,10 +235,11 @@ def check_id(id: str) -> None:
         raise Malformed(f"an id has 1 to {MAX_ID_LENGTH} characters, not {len(id)}")
 
 
-def check_name(name: PageName) -> None:
-    """Raise ``Malformed`` unless ``name`` can be one."""
-    if len(name) != 16:
-        raise Malformed(f"a page name has 16 bytes, not {len(name)}")
+def check_names(names: Iterable[PageName]) -> None:
+    """Raise ``Malformed`` unless each can be one."""
+    wrong = set(map(len, names)) - {NAME_BYTES}
+    if wrong:
+        raise Malformed(f"a page name has {NAME_BYTES} bytes, not {min(wrong)}")
 
 
 def check_shards(shards: int, kv_heads: int) -> None:

@@ -41,16 +41,14 @@ class Leases:
                 raise Overloaded("the store has too many open leases; release some")
             lease = self._leases[holder, name] = Lease(now)
         lease.expires = now + min(ttl_s, MAX_TTL_S)
-        for page in pages:
-            if page not in lease.pages:
-                lease.pages[page] = None
-                self._catalog.pin(page, now)
+        fresh = dict.fromkeys(page for page in pages if page not in lease.pages)
+        lease.pages.update(fresh)
+        self._catalog.pins.hold(fresh, now)
 
     def release(self, holder: Writer, name: str) -> None:
         """Unpin what the lease holds; an unknown one was released or ran out before."""
         lease = self._leases.pop((holder, name), None)
-        for page in lease.pages if lease else ():
-            self._catalog.unpin(page)
+        self._catalog.pins.release(lease.pages if lease else ())
 
     def release_all(self, holder: Writer) -> None:
         """``holder`` is gone."""

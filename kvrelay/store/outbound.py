@@ -26,7 +26,7 @@ from kvrelay.store.transfers import MAX_REASON_LENGTH
 from kvrelay.types import Codec, PageName
 
 MAX_PUSHES = 1024
-WINDOW = 8
+WINDOW = 4
 """Batches on their way at a time: enough to keep every stream busy, few enough that a new push is soon served."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
@@ -25,6 +26,17 @@ class Writer:
 
     def __repr__(self) -> str:
         return f"<Writer {self.label}, {len(self.granted)} granted, {len(self.filling)} filling>"
+
+
+class Coming(NamedTuple):
+    """Pages of one chain that a peer sends, as columns; the store has none of their names."""
+
+    names: list[PageName]
+    refs: list[SlotRef]
+    tokens: list[int]
+    parents: list[PageName | None]
+    """Names of the pages before them in their chain."""
+    shards: int
 
 
 class Page(msgspec.Struct, eq=False, gc=False):

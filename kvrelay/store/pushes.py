@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from kvrelay.store.catalog import Catalog
 from kvrelay.store.page import Page
@@ -29,12 +29,9 @@ class Pushes:
     def add(self, push: Push, shelf: Shelf, wake: Callable[[], None], now: float) -> None:
         """Start ``push``: offer what is here, wait for the rest. ``wake`` is called whenever it can go on."""
         self._pushes[push.transfer.id] = (push, shelf, wake)
+        push.pages_here([page for name in push.absent if (page := self._catalog.find(name)) is not None], now)
         for name in push.absent:
-            page = self._catalog.find(name)
-            if page is not None:
-                push.page_here(page, now)
-            else:
-                self._awaited.setdefault(name, {})[push.transfer.id] = None
+            self._awaited.setdefault(name, {})[push.transfer.id] = None
         wake()
 
     def expect_no_more(self, push: Push) -> None:
@@ -43,12 +40,15 @@ class Pushes:
         push.give_up_absent()
         self._pushes[push.transfer.id][2]()
 
-    def page_here(self, page: Page, now: float) -> None:
-        """A page began to exist."""
-        for id in self._awaited.pop(page.name, ()):
-            push, _shelf, wake = self._pushes[id]
-            push.page_here(page, now)
-            wake()
+    def pages_here(self, pages: Iterable[Page], now: float) -> None:
+        """Pages began to exist."""
+        if not self._awaited:
+            return
+        for page in pages:
+            for id in self._awaited.pop(page.name, ()):
+                push, _shelf, wake = self._pushes[id]
+                push.pages_here((page,), now)
+                wake()
 
     def page_failed(self, page: Page, now: float) -> None:
         """A page was given up: pushes that hold it go on with another copy, or cannot be completed."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -60,14 +61,19 @@ class Transfers:
     """All transfers of a store, ended ones for a while."""
 
     def __init__(
-        self, store: str, counts: Counts, emit: Callable[[TransferEvent], None], has: Callable[[PageName], bool]
+        self,
+        store: str,
+        counts: Counts,
+        emit: Callable[[TransferEvent], None],
+        lacking: Callable[[Iterable[PageName]], set[PageName]],
     ) -> None:
         self._store = store
         self._counts = counts
         self._emit = emit
-        self._has = has
+        self._lacking = lacking
         self._transfers: dict[str, Transfer] = {}
-        self._awaited: dict[PageName, set[Transfer]] = {}
+        self._awaited: dict[PageName, tuple[Transfer, ...]] = {}
+        """By name. Transfers seldom wait for the same page, so that most names of one share one tuple."""
         self.on_failed: Callable[[Transfer], None] = lambda transfer: None
 
     def __repr__(self) -> str:
@@ -92,9 +98,8 @@ class Transfers:
         transfer = Transfer(id, opener, tuple(names), total_tokens, way, now + TRANSFER_TTL_S)
         self._transfers[id] = transfer
         if way is not Way.OUT:
-            transfer.expected = {name for name in transfer.names if not self._has(name)}
-            for name in transfer.expected:
-                self._awaited.setdefault(name, set()).add(transfer)
+            transfer.expected = self._lacking(transfer.names)
+            self._await(transfer)
             self._settle(transfer, now)
         return transfer
 
@@ -114,14 +119,11 @@ class Transfers:
         if transfer is not None:
             transfer.expires = now + TRANSFER_TTL_S
 
-    def pages_complete(self, names: Iterable[PageName], now: float) -> None:
+    def pages_complete(self, names: Sequence[PageName], now: float) -> None:
         """These pages are whole here."""
-        touched: dict[Transfer, None] = {}
-        for name in names:
-            for transfer in self._awaited.pop(name, ()):
-                transfer.expected.discard(name)
-                touched[transfer] = None
-        for transfer in touched:
+        waits = dict.fromkeys([self._awaited.pop(name, ()) for name in names])
+        for transfer in dict.fromkeys(itertools.chain.from_iterable(waits)):
+            transfer.expected.difference_update(names)
             self._settle(transfer, now)
 
     def page_gone(self, name: PageName, now: float) -> None:
@@ -219,12 +221,17 @@ class Transfers:
         transfer.expected, transfer.names = set(), ()
         transfer.expires = now + TRANSFER_TTL_S
 
+    def _await(self, transfer: Transfer) -> None:
+        alone = (transfer,)
+        shared = transfer.expected & self._awaited.keys()
+        self._awaited.update(dict.fromkeys(transfer.expected - shared, alone))
+        for name in shared:
+            self._awaited[name] += alone
+
     def _forget_wait(self, transfer: Transfer, name: PageName) -> None:
-        waiting = self._awaited.get(name)
-        if waiting is not None:
-            waiting.discard(transfer)
-            if not waiting:
-                del self._awaited[name]
+        others = tuple(other for other in self._awaited.pop(name, ()) if other is not transfer)
+        if others:
+            self._awaited[name] = others
 
     def _make_room(self) -> bool:
         if len(self._transfers) < MAX_TRANSFERS:

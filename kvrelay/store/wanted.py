@@ -41,14 +41,15 @@ class Wanted:
         return int(np.count_nonzero(self.is_open))
 
     def add(self, indices: list[int], pages: list[Page]) -> None:
-        """These were asked for; none of them before."""
+        """These, all of equally many shards, were asked for; none of them before."""
         first, end = len(self.pages), len(self.pages) + len(pages)
         self._reserve(end)
         self.pages += pages
         self._row_of[indices] = np.arange(first, end)
-        self.slots[first:end] = [page.ref.slot for page in pages]
-        self.generations[first:end] = [page.ref.generation for page in pages]
-        self.shards[first:end] = [page.shards for page in pages]
+        refs = [page.ref for page in pages]
+        self.slots[first:end] = [ref.slot for ref in refs]
+        self.generations[first:end] = [ref.generation for ref in refs]
+        self.shards[first:end] = pages[0].shards if pages else 0
         self._unverified[first:end] = self._to_come.shape[1]
         self.is_open[first:end] = self._to_come[first:end] = True
 

@@ -58,7 +58,7 @@ class Store:
         return page
 
     def present(self, *numbers: int) -> list[bool]:
-        return [self.catalog.has(name(number)) for number in numbers]
+        return [not self.catalog.lacking([name(number)]) for number in numbers]
 
     def check(self) -> None:
         whole = {page.name for page in self.catalog.copies.found.values() if page.state is SlotState.COMPLETE}
@@ -85,8 +85,8 @@ def test_a_page_is_there_once_all_its_layers_are_in(store: Store) -> None:
 
 def test_the_least_recently_used_page_goes_first(store: Store) -> None:
     pages = [store.put(number) for number in range(4)]
-    store.catalog.pin(pages[0], store.now)
-    store.catalog.unpin(pages[0])
+    store.catalog.pins.hold([pages[0]], store.now)
+    store.catalog.pins.release([pages[0]])
     store.put(4)
     assert store.present(0, 1, 2, 3, 4) == [True, False, True, True, True]
     store.check()
@@ -95,11 +95,11 @@ def test_the_least_recently_used_page_goes_first(store: Store) -> None:
 def test_pinned_and_arriving_pages_are_never_evicted(store: Store) -> None:
     pinned = [store.put(number) for number in range(2)]
     for page in pinned:
-        store.catalog.pin(page, store.now)
+        store.catalog.pins.hold([page], store.now)
     arriving = [store.begin(number) for number in (2, 3)]
     assert store.begin(9) is None
     assert all(page and page.shelf.arena.is_current(page.ref) for page in [*pinned, *arriving])
-    store.catalog.unpin(pinned[1])
+    store.catalog.pins.release([pinned[1]])
     assert store.begin(9) is not None
     assert store.present(0, 1) == [True, False]
     store.check()
@@ -109,8 +109,8 @@ def test_deeper_pages_of_a_chain_are_evicted_before_their_parents(store: Store) 
     root = store.put(0)
     middle = store.put(1, root)
     leaf = store.put(2, middle)
-    store.catalog.pin(leaf, store.now)
-    store.catalog.unpin(leaf)
+    store.catalog.pins.hold([leaf], store.now)
+    store.catalog.pins.release([leaf])
     store.put(3)
     store.put(4)
     assert store.present(0, 1, 2, 3, 4) == [True, True, False, True, True]
@@ -158,12 +158,12 @@ def test_a_copy_that_another_one_overtook_stays_while_somebody_reads_it(store: S
     slow, fast = store.begin(1), store.begin(1)
     assert slow
     assert fast
-    store.catalog.pin(slow, store.now)
+    store.catalog.pins.hold([slow], store.now)
     store.fill(fast)
     store.fill(slow)
     assert store.shelf.arena.is_current(slow.ref)
     store.check()
-    store.catalog.unpin(slow)
+    store.catalog.pins.release([slow])
     store.check()
     assert [store.put(number).name for number in (2, 3, 4)]
     assert not store.shelf.arena.is_current(slow.ref)
@@ -240,11 +240,11 @@ def test_a_lost_writer_leaves_failed_pages_and_its_slots_come_back_after_quarant
 def test_a_failed_page_keeps_its_slot_while_it_is_pinned(store: Store) -> None:
     page = store.begin(1)
     assert page
-    store.catalog.pin(page, store.now)
+    store.catalog.pins.hold([page], store.now)
     store.catalog.fail(page, store.now)
     store.catalog.sweep(store.now)
     assert store.shelf.arena.is_current(page.ref)
-    store.catalog.unpin(page)
+    store.catalog.pins.release([page])
     store.catalog.sweep(store.now)
     assert not store.shelf.arena.is_current(page.ref)
     store.check()
@@ -294,10 +294,10 @@ def _random_step(store: Store, pinned: list[Page], dice: random.Random) -> None:
         store.fill(dice.choice(begun), layers=dice.choice([1, 2]))
     elif choice < 0.85 and live:
         page = dice.choice(live)
-        store.catalog.pin(page, store.now)
+        store.catalog.pins.hold([page], store.now)
         pinned.append(page)
     elif choice < 0.95 and pinned:
-        store.catalog.unpin(pinned.pop(dice.randrange(len(pinned))))
+        store.catalog.pins.release([pinned.pop(dice.randrange(len(pinned)))])
     elif live:
         store.catalog.fail(dice.choice(begun), store.now)
     store.now += dice.choice([0, 1, 20])
@@ -318,7 +318,7 @@ def test_ten_thousand_pages_go_through_a_small_store_while_pinned_ones_stay() ->
     store = Store(slots=256)
     kept = [store.put(number) for number in range(100)]
     for page in kept:
-        store.catalog.pin(page, store.now)
+        store.catalog.pins.hold([page], store.now)
     for number in range(100, 10_100):
         store.put(number)
     assert all(store.present(*range(100)))

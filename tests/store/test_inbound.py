@@ -124,7 +124,7 @@ async def test_a_batch_that_was_written_and_is_being_verified_is_not_confirmed_b
 
     async def whole_once_taken() -> bool:
         assert isinstance(await guest.answer(), Taken)
-        return guest.keeper.catalog.has(page_name(0))
+        return not guest.keeper.catalog.lacking([page_name(0)])
 
     monkeypatch.setattr(Inbound, "_verify", later)
     (slot,) = await guest.offer("t", 0, direct=True)

@@ -73,7 +73,7 @@ class Receiver:
         self.incoming.end("", now)
         self.keeper.leave(self.writer, now, quarantine_s=0)
         self.keeper.check_invariants()
-        assert self.keeper.catalog.pinned == 0
+        assert self.keeper.catalog.pins.pinned == 0
 
 
 def test_a_page_that_is_offered_again_is_pinned_once() -> None:

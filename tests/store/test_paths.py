@@ -26,6 +26,7 @@ from kvrelay.store.outbound import WINDOW, Outbound
 from kvrelay.store.page import Page
 from kvrelay.store.paths.choice import Proven
 from kvrelay.store.paths.trial import MAX_PROBE_BYTES, prove
+from kvrelay.store.push import RAW_BATCH_BYTES
 from kvrelay.store.shelf import Shelf
 from kvrelay.types import PageFormat, Shard, SlotRef, Transport
 from tests.store.conftest import FORMAT, KEY, page_name, payload
@@ -323,7 +324,7 @@ async def test_a_receiver_that_stops_taking_holds_up_a_window_of_batches_and_no_
         await answer(self, *arguments)
 
     monkeypatch.setattr(Inbound, "_answer", later)
-    numbers = range(4 * WINDOW + 6)
+    numbers = range(WINDOW * RAW_BATCH_BYTES // BIG.page_bytes + 6)
     for number in numbers:
         ends.p.put(number, 32, format=BIG)
     ends.p.push("t", numbers, 32 * len(numbers), ends.d, BIG)
@@ -370,10 +371,11 @@ async def test_a_path_that_dies_in_the_middle_is_replaced_by_the_next_one(
 ) -> None:
     async with ends_of(tmp_path, kind) as ends:
         ends.replace(lambda path: Dying(path, after=after))
-        for number in range(8):
+        numbers = range(2 * RAW_BATCH_BYTES // BIG.page_bytes)
+        for number in numbers:
             ends.p.put(number, 32, format=BIG)
-        ends.p.push("t", range(8), 256, ends.d, BIG)
-        await eventually(lambda: all(ends.d.read(number) == payload(number, 32, BIG) for number in range(8)))
+        ends.p.push("t", numbers, 32 * len(numbers), ends.d, BIG)
+        await eventually(lambda: all(ends.d.read(number) == payload(number, 32, BIG) for number in numbers))
         await ends.settled()
         assert ends.d.keeper.counts["transfers_arrived"] == 1
         assert ends.d.keeper.counts["checksum_failures"] == 0

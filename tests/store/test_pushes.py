@@ -29,7 +29,7 @@ class TwoWriters(Sender):
 
     def close(self) -> None:
         self.keeper.pushes.remove(self.push)
-        assert self.keeper.catalog.pinned == 0
+        assert self.keeper.catalog.pins.pinned == 0
         self.keeper.catalog.sweep(1.0)
         self.keeper.check_invariants()
 

@@ -13,7 +13,7 @@ from tests.store.conftest import page_name
 
 def test_a_reason_of_any_length_fits_an_event() -> None:
     events: list[TransferEvent] = []
-    transfers = Transfers("s", Counts(), events.append, lambda name: False)
+    transfers = Transfers("s", Counts(), events.append, set)
     transfer = transfers.open("t", Writer("w"), [page_name(1)], 8, Way.IN, 0.0)
     assert transfer is not None
     reason = "why " * MAX_FRAME_BYTES
