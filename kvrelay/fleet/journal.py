@@ -36,9 +36,8 @@ class ChoiceLog:
         return len(sent) == self.sent_chars and zlib.crc32(sent.encode("utf-8", "surrogatepass")) == self._digest
 
     def said(self, text: str) -> None:
-        if text:
-            self.sent_chars += len(text)
-            self._digest = zlib.crc32(text.encode("utf-8", "surrogatepass"), self._digest)
+        self.sent_chars += len(text)
+        self._digest = zlib.crc32(text.encode("utf-8", "surrogatepass"), self._digest)
 
 
 class Journal:
@@ -63,20 +62,25 @@ class Journal:
         """Whether what is still open can be gone on with."""
         return all(choice.is_exact for choice in self.choices if not choice.finished)
 
-    def wrote(self, index: int, ids: Sequence[int], text: str, *, finished: bool = False, exact: bool = True) -> None:
+    def wrote(self, index: int, ids: Sequence[int], text: str, finished: bool = False, exact: bool = True) -> None:
         """A piece of choice ``index`` goes to the client. ``exact``: false when the piece says more than ``text``."""
         if not 0 <= index < len(self.choices):
             self.spoil()  # a worker that answers what nobody asked: nothing of it can be gone on with
             return
         choice = self.choices[index]
-        fits = len(choice.ids) + len(ids) <= self._limits[choice.prompt] + SPARE_TOKENS
-        if fits:
-            choice.ids.extend(ids)
+        kept = choice.ids
+        if len(kept) + len(ids) <= self._limits[choice.prompt] + SPARE_TOKENS:
+            kept.extend(ids)
+        else:
+            exact = False
         self.tokens += len(ids)
         choice.begun = True
-        choice.is_exact = choice.is_exact and exact and fits and bool(choice.ids or not text)
-        choice.finished = choice.finished or finished
-        choice.said(text)
+        if not exact or (text and not kept):
+            choice.is_exact = False
+        if finished:
+            choice.finished = True
+        if text:
+            choice.said(text)
 
     def spoil(self) -> None:
         """Something was sent that could not be read."""

@@ -1,0 +1,75 @@
+"""A tap takes token ids out and everything else through, and knows what was sent."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from kvrelay.fleet.journal import Journal
+from kvrelay.router.tap import MAX_UNREAD, Tap, without_ids
+
+
+def event(text: str, ids: list[int] | None, reason: str | None = None, **more: Any) -> bytes:
+    choice = {"index": 0, "text": text, "finish_reason": reason, **more, "token_ids": ids}
+    said = {"id": "a", "created": 3, "model": "m", "choices": [choice]}
+    return b"data: " + json.dumps(said, separators=(",", ":")).encode() + b"\n\n"
+
+
+def tap(limit: int = 100, *, keeps_ids: bool = False) -> Tap:
+    return Tap(Journal(1, 1, [limit]), keeps_ids=keeps_ids)
+
+
+def test_the_client_gets_what_it_would_have_got_without_token_ids() -> None:
+    tapped = tap()
+    tricky = 'a "token_ids":[7] b'
+    blocks = [event("x", [1], prompt_token_ids=[4, 5]), event(tricky, [2]), event("y", [3], "stop")]
+    plain = [event("x", None, prompt_token_ids=None), event(tricky, None), event("y", None, "stop")]
+    assert [tapped.take(block) for block in blocks] == [(block, False) for block in plain]
+    assert without_ids(b"".join(blocks)) == b"".join(plain)
+    (choice,) = tapped.journal.choices
+    assert list(choice.ids) == [1, 2, 3]
+    assert choice.matches(f"x{tricky}y")
+    assert choice.finished
+    assert (tapped.head.id, tapped.head.created, tapped.head.model) == ("a", 3, "m")
+
+
+def test_ids_stay_for_who_asked_for_them() -> None:
+    block = event("x", [1])
+    assert tap(keeps_ids=True).take(block) == (block, False)
+
+
+def test_events_are_journaled_however_they_are_cut_into_blocks() -> None:
+    events = [event(chr(97 + at % 26), [at]) for at in range(3 * MAX_UNREAD + 1)]
+    for size in (1, 2, 7, len(events)):
+        tapped = tap()
+        for at in range(0, len(events), size):
+            tapped.take(b"".join(events[at : at + size]))
+        assert list(tapped.journal.choices[0].ids) == list(range(len(events)))
+
+
+def test_what_a_worker_says_when_it_gives_up_does_not_reach_the_client() -> None:
+    error = b'data: {"error":{"message":"engine died","code":500}}\n\ndata: [DONE]\n\n'
+    for farewell in (error, event("", [], "abort"), event("", [], "error") + b"data: [DONE]\n\n"):
+        tapped = tap()
+        assert tapped.take(event("x", [1]) + farewell) == (event("x", None), True)
+        assert tapped.journal.open == [0]
+
+
+def test_an_error_that_blames_the_request_reaches_the_client() -> None:
+    error = b'data: {"error":{"message":"no","code":400}}\n\n'
+    assert tap().take(error) == (error, False)
+
+
+def test_what_cannot_be_read_is_passed_on_and_not_gone_on_from() -> None:
+    tapped = tap()
+    tapped.take(event("x", [1]))
+    strange = b"data: {nobody knows}\n\n"
+    assert tapped.take(strange) == (strange, False)
+    assert not tapped.journal.is_exact
+
+
+def test_reasoning_and_tool_calls_are_not_gone_on_from() -> None:
+    for more in ({"reasoning": "hm"}, {"tool_calls": [{"index": 0}]}):
+        tapped = tap()
+        tapped.take(event("x", [1], delta={"content": "x", **more}))
+        assert not tapped.journal.is_exact
