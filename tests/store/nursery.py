@@ -23,6 +23,8 @@ from kvrelay.store.daemon import run_store
 from kvrelay.types import StoreInfo
 
 MAX_WISH_BYTES = 1 << 16
+START_S = 30.0
+"""Within it a store is ready, or dead."""
 
 
 class Wish(msgspec.Struct, frozen=True):
@@ -40,8 +42,12 @@ class StoreChild:
 
     def __init__(self, pidfd: int, output: int) -> None:
         self._pidfd = pidfd
-        with open(output) as lines:
-            self.pid, self.address = int(lines.readline()), lines.readline().strip()
+        try:
+            pid, self.address = _two_lines(output)
+        except TimeoutError:
+            self.signal(signal.SIGKILL)
+            raise
+        self.pid = int(pid)
 
     def signal(self, number: signal.Signals) -> None:
         """Raises ``ProcessLookupError`` when it is dead."""
@@ -58,11 +64,26 @@ class StoreChild:
         os.close(self._pidfd)
 
 
+def _two_lines(output: int) -> list[str]:
+    """What a store says of itself, as far as it came before it died. Raises ``TimeoutError``; closes ``output``."""
+    ready, text = select.poll(), ""
+    ready.register(output, select.POLLIN)
+    with open(output, "rb", buffering=0) as pipe:
+        while text.count("\n") < 2:
+            if not ready.poll(1000 * START_S):
+                raise TimeoutError(f"a store that said {text!r} is not ready after {START_S:g} s")
+            if not (part := pipe.read(1 << 10)):
+                break
+            text += part.decode()
+    return (text + "\n\n").split("\n")[:2]
+
+
 class Nursery:
     """Starts stores."""
 
     def __init__(self) -> None:
         self._link, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._link.settimeout(START_S)
         with far:
             command = [sys.executable, __file__, str(far.fileno())]
             self._process = subprocess.Popen(command, pass_fds=[far.fileno()], stdin=subprocess.DEVNULL)

@@ -13,15 +13,12 @@ import numpy as np
 import pytest
 import xxhash
 
-from kvrelay.config import StoreConfig
 from kvrelay.errors import KvrelayError, Lost, Overloaded, Refused
-from kvrelay.protocol.client import Acquired, Announce, Describe, Described, Granted, NewPage
+from kvrelay.protocol.client import Acquired, Describe, Described, Granted, NewPage
 from kvrelay.protocol.handshake import Rejected
 from kvrelay.protocol.message import Message
 from kvrelay.store.attachment import Attachment
-from kvrelay.store.catalog import QUARANTINE_S
 from kvrelay.store.client import StoreClient
-from kvrelay.store.keeper import FILL_STALL_S, Keeper
 from kvrelay.types import PageFormat, SlotRef
 from tests.store.conftest import FORMAT, KEY, StoreProcess, eventually, page_name, payload
 
@@ -130,54 +127,6 @@ def test_a_damaged_page_that_a_reader_suspects_is_forgotten_and_a_sound_one_stay
     assert client.describe()["pages_damaged"] == 1
 
 
-@pytest.mark.slow
-def test_an_owner_gives_back_what_it_will_never_fill(start_store: Start, connect: Connect) -> None:
-    store = start_store()
-    client, other = connect(store, "w/1", grant_slots=1), connect(store, "w/1")
-    (ref,) = take(client, 1)
-    client.announce([NewPage(page_name(1), ref, 8)])
-    eventually(lambda: client.describe()["pages_filling"] == 1)
-    other.suspect([ref])
-    eventually(lambda: client.describe()["pages_failed"] == 1)
-    eventually(lambda: client.describe()["slots_failed"] == 0)
-    assert client.arena is not None
-    assert not client.arena.is_current(ref)
-
-
-def test_an_owner_gives_back_what_stalled_before_it_knew() -> None:
-    keeper = Keeper("s", StoreConfig(arena_bytes=1 << 20), epoch=7, emit=lambda event: None)
-    shelf, writer = keeper.room.shelf(FORMAT), keeper.join("w/1", 0.0)
-    (ref,) = keeper.catalog.grant(writer, shelf, 1, 0.0)
-    keeper.announce(writer, Announce(pages=[NewPage(page_name(1), ref, 8)]), FORMAT, 0.0)
-    keeper.tick(FILL_STALL_S + 1)
-    assert shelf.arena.is_failed(ref)
-    keeper.suspect("w/1", shelf, [ref], FILL_STALL_S + 2)
-    keeper.tick(FILL_STALL_S + 2)
-    assert shelf.arena.is_current(ref), "its writer may be in the middle of a layer"
-    keeper.tick(FILL_STALL_S + 2 + QUARANTINE_S)
-    assert not shelf.arena.is_current(ref)
-    keeper.check_invariants()
-    keeper.room.close()
-
-
-@pytest.mark.slow
-def test_nobody_can_free_a_slot_that_another_is_writing(start_store: Start, connect: Connect) -> None:
-    store = start_store()
-    client, other = connect(store, "w/1", grant_slots=1), connect(store, "x/1")
-    (ref,) = take(client, 1)
-    client.announce([NewPage(page_name(1), ref, 8)])
-    eventually(lambda: client.describe()["pages_filling"] == 1)
-    other.suspect([ref])
-    assert other.describe()["pages_failed"] == 0
-    time.sleep(1.6)
-    assert client.arena is not None
-    assert client.arena.is_current(ref)
-    publish(client, ref, payload(1), range(FORMAT.layers))
-    client.ring()
-    eventually(lambda: client.exists([page_name(1)]) == [True])
-    assert other.get(page_name(1)) == payload(1)
-
-
 def test_pages_arrive_layer_by_layer_for_whoever_acquired_them(start_store: Start, connect: Connect) -> None:
     store = start_store()
     writer, reader = connect(store, "p/1", grant_slots=4), connect(store, "d/1")
@@ -263,27 +212,6 @@ def test_nobody_can_release_another_owners_lease(start_store: Start, connect: Co
     assert theirs.describe()["pages_pinned"] == 1
 
 
-@pytest.mark.slow
-def test_a_lost_owner_leaves_nothing_behind(start_store: Start, connect: Connect) -> None:
-    store = start_store(pages=8)
-    owner, other = connect(store, "p/1", grant_slots=3), connect(store, "d/1")
-    (ref,) = take(owner, 1)
-    owner.put(page_name(7), payload(7), 8)
-    owner.acquire("l", [page_name(7)], 60).result(5)
-    owner.announce([NewPage(page_name(1), ref, 8)])
-    eventually(lambda: other.acquire("m", [page_name(1)], 60).result(5).pages[0] is not None)
-    owner.close()
-    assert other.arena is not None
-    eventually(lambda: other.arena is not None and other.arena.is_failed(ref))
-    assert other.arena.is_current(ref)
-    assert other.acquire("n", [page_name(1)], 60).result(5).pages == [None]
-    other.release("m")
-    eventually(lambda: is_idle(other))
-    assert not other.arena.is_current(ref)
-    assert other.get(page_name(7)) == payload(7)
-    assert other.describe()["owners_lost"] == 1
-
-
 def test_what_a_link_opened_ends_with_it_though_its_owner_has_another_one(start_store: Start, connect: Connect) -> None:
     store = start_store()
     first, second = connect(store, "w/1"), connect(store, "w/1")
@@ -298,6 +226,10 @@ def test_what_a_link_opened_ends_with_it_though_its_owner_has_another_one(start_
     gauges = ("owners", "owner_links", "owners_lost", "leases_open", "pages_pinned", "transfers_open")
     assert [counts[name] for name in gauges] == [1, 1, 0, 1, 1, 1]
     assert second.acquire("m", [page_name(92)], 5, ["t2"]).result(5).waiting
+    other = connect(store, "x/1")
+    second.close()
+    eventually(lambda: other.describe()["owners_lost"] == 1)
+    assert [other.describe()[name] for name in gauges] == [1, 1, 1, 0, 0, 0]
 
 
 def test_a_killed_store_is_a_miss_and_a_new_one_is_found(start_store: Start, connect: Connect) -> None:
@@ -434,7 +366,10 @@ def test_an_idle_store_hardly_wakes_up(start_store: Start, connect: Connect) -> 
             total += int(status.read_text().split("\nvoluntary_ctxt_switches:")[1].split()[0])
         return total
 
-    time.sleep(1.2)
-    before = wakes()
-    time.sleep(2.0)
-    assert wakes() - before <= 8, "two ticks a second, and little else"
+    def hardly_wakes() -> bool:
+        """Two ticks a second, and little else."""
+        before = wakes()
+        time.sleep(2.0)
+        return wakes() - before <= 8
+
+    eventually(hardly_wakes, within_s=15)

@@ -75,4 +75,6 @@ def test_places_say_where_segments_lie_here_and_there() -> None:
     places = pages.cohort.take(ALL).places
     assert (places.slots.tolist(), places.targets.tolist(), places.generations.tolist()) == ([1, 2], [5, 6], [50, 60])
     assert places.sizes.tolist() == [8 * FORMAT.token_layer_bytes, 3 * FORMAT.token_layer_bytes]
-    assert Pages().cohort.take(ALL).places.targets.tolist() == []
+    unlent = Pages()
+    unlent.publish(0, 0)
+    assert unlent.cohort.take(ALL).places.targets.tolist() == [-1]

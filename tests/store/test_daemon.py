@@ -89,9 +89,9 @@ async def test_a_store_whose_links_crash_again_and_again_is_not_healthy(
     async def crash(session: Session) -> None:
         raise ZeroDivisionError
 
-    async def heard(healthy: bool) -> None:
+    async def heard(*, healthy: bool | None = None, crashes: int = 0) -> None:
         async with asyncio.timeout(5):
-            while not beats or beats[-1].healthy is not healthy:
+            while not beats or healthy not in (None, beats[-1].healthy) or beats[-1].counts["links_crashed"] < crashes:
                 await asyncio.sleep(0.01)
 
     control = bind_tcp("127.0.0.1", 0)
@@ -106,7 +106,7 @@ async def test_a_store_whose_links_crash_again_and_again_is_not_healthy(
         for number in range(MAX_CRASHES):
             assert all(beat.healthy for beat in beats), f"{number} crashes"
             (await connect_link(tmp_path / "s", KEY, sender="c", purpose="client")).close()
-            await asyncio.sleep(0.1)
+            await heard(crashes=number + 1)
         await heard(healthy=False)
         monkeypatch.setattr(channel, "CRASH_WINDOW_S", 0.1)
         await heard(healthy=True)

@@ -185,7 +185,8 @@ async def test_the_end_of_a_writer_fails_its_transfer_once(start_store: Start, c
         client.announce([NewPage(page_name(1), client.take_slots(1)[0], 8)], "t")
         await asyncio.to_thread(client.close)
         await eventually(lambda: bool(ear.stages("t")))
-        await asyncio.sleep(0.2)
+        connect(store, "x/1").open_transfer("later", [page_name(1)], 8, "192.0.2.1:9")
+        await eventually(lambda: bool(ear.stages("later")))  # events come in their order
         assert ear.stages("t") == [("store-0", Stage.FAILED)]
 
 

@@ -93,7 +93,6 @@ async def test_a_truncated_push_is_never_used(start_store: Start, connect: Conne
         await offer(link, 1)
         message, parts = segments(1)
         await link.send(message, [*parts[:-1], parts[-1][:-1]])
-        await asyncio.sleep(0.1)
     await eventually(lambda: client.describe()["transfers_failed"] == 1)
     assert client.exists([page_name(1)]) == [False]
     await eventually(lambda: is_idle(client))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 from kvrelay.config import StoreConfig
@@ -16,6 +17,7 @@ from kvrelay.store.incoming import Incoming
 from kvrelay.store.keeper import Keeper
 from kvrelay.store.landing import Landing
 from kvrelay.store.transfers import Way
+from kvrelay.store.wanted import Wanted
 from kvrelay.types import Codec
 from tests.store.conftest import FORMAT, STRIDE, manifest, page_name, payload
 
@@ -128,11 +130,12 @@ def test_a_page_that_is_given_up_between_two_pieces_of_a_batch_is_not_published(
 ) -> None:
     monkeypatch.setattr("kvrelay.store.landing.PIECE_BYTES", SEGMENT)
     receiver = Receiver(1)
-    receiver.incoming.want([0], 1, 0.0)
+    _, (ref,) = receiver.incoming.want([0], 1, 0.0)
     landing = receiver.land(*[(0, layer) for layer in LAYERS], damaged=[(0, 0)])
     pieces = list(landing.pieces())
     assert receiver.incoming.verify(landing, pieces[0], 0.0) == [0]
     assert [receiver.incoming.verify(landing, piece, 0.0) for piece in pieces[1:]] == [[], []]
+    assert not landing.arena.ready_layers(np.array([ref.slot]), np.array([ref.generation])).any()
     assert receiver.keeper.catalog.sweep(1.0) == 0, "bytes may still come into its slot"
     receiver.incoming.landed(landing)
     assert receiver.keeper.catalog.sweep(1.0) == 1
@@ -156,8 +159,14 @@ CLAIMS: dict[str, Segments] = {
 
 
 @pytest.mark.parametrize("claim", CLAIMS)
-def test_a_claim_that_cannot_be_is_refused_before_anything_is_made_for_it(claim: str) -> None:
-    receiver = Receiver(1, Codec.LOSSLESS)
+def test_a_claim_that_cannot_be_is_refused_before_anything_is_made_for_it(
+    claim: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receiver, made = Receiver(1, Codec.LOSSLESS), list[object]()
+    receiver.incoming.want([0], 1, 0.0)
+    monkeypatch.setattr("kvrelay.store.incoming.Landing", lambda *parts: made.append(parts))
+    monkeypatch.setattr(Wanted, "take", lambda self, *parts: made.append(parts))
     with pytest.raises(Malformed):
         receiver.incoming.land(CLAIMS[claim])
+    assert made == []
     receiver.end(0.0)

@@ -329,7 +329,9 @@ async def test_a_receiver_that_stops_taking_holds_up_a_window_of_batches_and_no_
         ends.p.put(number, 32, format=BIG)
     ends.p.push("t", numbers, 32 * len(numbers), ends.d, BIG)
     await eventually(lambda: ends.p.link(ends.d)._in_flight == WINDOW)
-    await asyncio.sleep(0.05)
+    ends.p.link(ends.d).wake()
+    for _ in range(100):  # it has all the turns that it could send more in
+        await asyncio.sleep(0)
     assert ends.p.link(ends.d)._in_flight == WINDOW
     assert ends.p.keeper.counts["bytes_pushed"] == 0
     assert ends.p.keeper.describe()["pages_pinned"] == len(numbers)
