@@ -37,6 +37,7 @@ COMMANDS = [
     ["model", "fetch"],
     ["mock-worker"],
     ["fault"],
+    ["chaos"],
 ]
 
 

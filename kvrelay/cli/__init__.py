@@ -8,6 +8,7 @@ import typer
 
 from kvrelay import __version__
 from kvrelay.cli.ask import ask
+from kvrelay.cli.chaos import chaos
 from kvrelay.cli.demo import demo
 from kvrelay.cli.doctor import doctor
 from kvrelay.cli.drain import drain
@@ -43,6 +44,6 @@ def _program(
     pass
 
 
-for command in (up, ask, explain, demo, doctor, drain, store, router, worker, mock_worker, fault):
+for command in (up, ask, explain, demo, doctor, drain, store, router, worker, mock_worker, fault, chaos):
     app.command()(command)
 app.add_typer(model, name="model")

@@ -1,0 +1,174 @@
+"""Clients that ask a cluster again and again, and know what the answers should be: they asked before anything broke. It
+must never wait for an answer without an end."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from kvrelay.deploy.chaos.verdict import Seen, Tally
+from kvrelay.errors import Lost
+
+_WORDS = ("the", "river", "sky", "stone", "green", "old", "quick", "light", "seven", "open", "under", "while", "night")
+_MAX_EVENT_BYTES = 1 << 20
+
+
+class Question(msgspec.Struct, frozen=True):
+    """One prompt, and how much of an answer is wanted."""
+
+    number: int
+    text: str
+    tokens: int
+
+    def body(self, model: str, *, stream: bool) -> dict[str, Any]:
+        """Greedy, and of an exact length where the workers can be told so."""
+        asked: dict[str, Any] = {"model": model, "prompt": self.text, "max_tokens": self.tokens, "temperature": 0.0}
+        return asked | {"ignore_eos": True, "stream": stream}
+
+
+def questions(count: int, seed: int, *, words: tuple[int, int], tokens: tuple[int, int]) -> list[Question]:
+    """Prompts of some to many words; a third of them begin alike."""
+    dice = random.Random(seed)
+    shared = " ".join(dice.choices(_WORDS, k=words[1] // 2))
+    made = []
+    for number in range(count):
+        own = " ".join(dice.choices(_WORDS, k=dice.randint(*words)))
+        text = f"{shared} {number} {own}" if number % 3 == 0 else f"{number} {own}"
+        made.append(Question(number, text, dice.randint(*tokens)))
+    return made
+
+
+class Clients:
+    """``streams`` at a time. Use ``learn``, then ``run``."""
+
+    def __init__(self, http: aiohttp.ClientSession, url: str, asked: list[Question], *, hung_s: float) -> None:
+        """``hung_s``: an answer of which nothing comes for so long hangs."""
+        self._http = http
+        self._url = f"{url}/v1/completions"
+        self._models = f"{url}/v1/models"
+        self._questions = asked
+        self._hung_s = hung_s
+        self._answers: dict[int, str] = {}
+        self._running: dict[asyncio.Task[Seen], Question] = {}
+        self._model = ""
+        self.tally = Tally()
+        self.stopped = False
+        """No new request begins."""
+
+    def __repr__(self) -> str:
+        return f"<Clients {len(self._running)} running, {self.tally!r}>"
+
+    async def learn(self) -> None:
+        """What the answers are while all is well. Raises ``Lost`` when they cannot be had."""
+        async with self._http.get(self._models) as response:
+            models = msgspec.json.decode(await response.read())
+        if response.status != 200 or not models["data"]:
+            raise Lost(f"{self._models} names no model; wait until the cluster serves")
+        self._model = models["data"][0]["id"]
+        for question in self._questions:
+            self._answers[question.number] = await self._answer(question)
+
+    async def _answer(self, question: Question) -> str:
+        async with self._http.post(self._url, json=question.body(self._model, stream=False)) as response:
+            answer = await response.read()
+        if response.status != 200:
+            raise Lost(f"the cluster answers {response.status} before anything is broken: {answer[:300]!r}")
+        text: str = msgspec.json.decode(answer)["choices"][0]["text"]
+        return text
+
+    async def run(self, streams: int, seed: int) -> None:
+        """Ask until ``stopped``."""
+        await asyncio.gather(*(self._client(random.Random(f"{seed}/{number}")) for number in range(streams)))
+
+    async def _client(self, dice: random.Random) -> None:
+        while not self.stopped:
+            question = dice.choice(self._questions)
+            task = asyncio.create_task(self._stream(question))
+            self._running[task] = question
+            try:
+                seen = await task
+            except asyncio.CancelledError:
+                me = asyncio.current_task()
+                if me is not None and me.cancelling():
+                    raise
+                seen = Seen(cancelled=True)  # before it began
+            finally:
+                task.cancel()
+                del self._running[task]
+            self.tally.add(seen, self._answers[question.number], f"question {question.number}")
+            if seen.status != 200:
+                await asyncio.sleep(0.2)  # as its Retry-After asks for, or thereabouts
+
+    def cancel_one(self, dice: random.Random) -> bool:
+        """One of the clients goes away; False when none is there."""
+        running = sorted(self._running, key=lambda task: self._running[task].number)
+        if running:
+            dice.choice(running).cancel()
+        return bool(running)
+
+    async def _stream(self, question: Question) -> Seen:
+        reading = _Reading()
+        try:
+            body, limit = question.body(self._model, stream=True), aiohttp.ClientTimeout(sock_read=self._hung_s)
+            async with self._http.post(self._url, json=body, timeout=limit) as response:
+                reading.status = response.status
+                if response.status == 200:
+                    await self._read(response, reading)
+        except TimeoutError:
+            reading.hung = True
+        except aiohttp.ClientError:
+            pass  # cut: what was read so far is judged
+        except asyncio.CancelledError:
+            reading.cancelled = True
+        return reading.seen()
+
+    async def _read(self, response: aiohttp.ClientResponse, reading: _Reading) -> None:
+        while chunk := await response.content.readany():
+            reading.take(chunk)
+
+
+class _Reading:
+    """One stream as it comes in."""
+
+    def __init__(self) -> None:
+        self._clock = asyncio.get_running_loop().time
+        self._heard_s = self._clock()
+        self._rest = b""
+        self._text: list[str] = []
+        self._pause_s = 0.0
+        self._done = self._error = False
+        self.status = 0
+        self.hung = self.cancelled = False
+
+    def take(self, chunk: bytes) -> None:
+        now = self._clock()
+        self._pause_s, self._heard_s = max(self._pause_s, now - self._heard_s), now
+        *events, self._rest = (self._rest + chunk).split(b"\n\n")
+        if len(self._rest) > _MAX_EVENT_BYTES:
+            raise aiohttp.ClientPayloadError("an event without an end")
+        for event in events:
+            self._event(event.removeprefix(b"data: "))
+
+    def _event(self, data: bytes) -> None:
+        if data == b"[DONE]":
+            self._done = True
+            return
+        read = msgspec.json.decode(data)
+        self._error = self._error or "error" in read
+        for choice in read.get("choices", []):
+            self._text.append(choice.get("text") or "")
+
+    def seen(self) -> Seen:
+        return Seen(
+            text="".join(self._text),
+            status=self.status,
+            done=self._done,
+            error=self._error,
+            hung=self.hung,
+            cancelled=self.cancelled,
+            longest_pause_s=self._pause_s,
+        )

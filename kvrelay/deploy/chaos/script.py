@@ -1,0 +1,93 @@
+"""What is broken when: a list that follows from a seed. It must never break so much that nobody is left to answer."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from enum import StrEnum
+
+from kvrelay.types import Value
+
+AWAY_SHARE = 0.34
+"""Most of the workers of one kind that are broken at a time; of two, one."""
+
+
+class Deed(StrEnum):
+    """What is done."""
+
+    KILL = "kill"
+    """A process ends without a word; a new one takes its place after a while."""
+    STOP = "stop"
+    """A process stands still, and goes on after a while."""
+    CANCEL = "cancel"
+    """A client goes away in the middle."""
+
+
+class Target(Value, frozen=True, kw_only=True):
+    """What can be broken."""
+
+    name: str
+    kind: str
+    """``prefill``, ``decode``, ``both``, ``store`` or ``router``."""
+    deeds: tuple[Deed, ...]
+
+
+class Event(Value, frozen=True, kw_only=True):
+    """One of them."""
+
+    number: int
+    after_s: float
+    """Since the one before."""
+    deed: Deed
+    target: str = ""
+    """Empty for CANCEL: any client."""
+    lasts_s: float = 0.0
+
+
+class Script:
+    """Events one by one: which target is chosen depends on what is broken at the time, and on nothing but the seed."""
+
+    def __init__(self, targets: Sequence[Target], seed: int, *, every_s: float, lasts_s: tuple[float, float]) -> None:
+        """``every_s``: mean time between two; ``lasts_s``: shortest and longest time for which one breaks something."""
+        self._targets = list(targets)
+        self._random = random.Random(seed)
+        self._every_s = every_s
+        self._lasts_s = lasts_s
+        self._number = 0
+        self._now = 0.0
+        self._until: dict[str, float] = {}
+
+    def __repr__(self) -> str:
+        return f"<Script at event {self._number}, {len(self._until)} broken>"
+
+    def next(self) -> Event:
+        """The next event."""
+        after_s = self._random.expovariate(1 / self._every_s)
+        self._now += after_s
+        self._number += 1
+        self._until = {name: until for name, until in self._until.items() if until > self._now}
+        whole = self._whole()
+        deed = self._random.choice(list(Deed))
+        able = [target for target in whole if deed in target.deeds]
+        lasts_s = self._random.uniform(*self._lasts_s)
+        if deed is Deed.CANCEL or not able:
+            return Event(number=self._number, after_s=after_s, deed=Deed.CANCEL)
+        target = self._random.choice(able)
+        self._until[target.name] = self._now + lasts_s
+        return Event(number=self._number, after_s=after_s, deed=deed, target=target.name, lasts_s=lasts_s)
+
+    def _whole(self) -> list[Target]:
+        """Targets that may be broken now: enough of their kind stay."""
+        kinds = Counter(target.kind for target in self._targets)
+        broken = Counter(target.kind for target in self._targets if target.name in self._until)
+        return [
+            target
+            for target in self._targets
+            if target.name not in self._until and broken[target.kind] < _most_away(target.kind, kinds[target.kind])
+        ]
+
+
+def _most_away(kind: str, count: int) -> int:
+    """How many of a kind may be broken at a time. Without a store everything is served all the same."""
+    return max(1, int(AWAY_SHARE * count)) if count > 1 or kind == "store" else 0

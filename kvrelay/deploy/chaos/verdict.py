@@ -1,0 +1,87 @@
+"""What became of an answer that was asked for while things broke. It must never call an answer right that was not seen
+whole."""
+
+from __future__ import annotations
+
+from collections import Counter
+from enum import StrEnum
+
+from kvrelay.types import Value
+
+
+class Verdict(StrEnum):
+    """Of one request."""
+
+    RIGHT = "right"
+    """The same answer as before anything broke, whole."""
+    REFUSED = "refused"
+    """An error status before the first byte."""
+    ENDED = "ended"
+    """It began right, then an error event."""
+    CUT = "cut"
+    """It began right, then the connection broke."""
+    CANCELLED = "cancelled"
+    """Its client went away on purpose."""
+    WRONG = "wrong"
+    """Another answer, or one that says that it is whole and is not."""
+    HUNG = "hung"
+    """Nothing came for too long."""
+
+
+class Seen(Value, frozen=True, kw_only=True):
+    """What a client got."""
+
+    text: str = ""
+    status: int = 0
+    """0: no answer at all."""
+    done: bool = False
+    """``[DONE]`` came."""
+    error: bool = False
+    """An error event came."""
+    hung: bool = False
+    cancelled: bool = False
+    longest_pause_s: float = 0.0
+    """Between two events, or before the first one."""
+
+
+def judge(seen: Seen, expected: str) -> Verdict:
+    """``expected``: the whole answer."""
+    if not expected.startswith(seen.text) or (seen.done and not seen.error and seen.text != expected):
+        return Verdict.WRONG
+    if seen.hung:
+        return Verdict.HUNG
+    if seen.cancelled:
+        return Verdict.CANCELLED
+    if seen.status >= 400:
+        return Verdict.REFUSED
+    if seen.error:
+        return Verdict.WRONG if seen.done else Verdict.ENDED
+    return Verdict.RIGHT if seen.done else Verdict.CUT
+
+
+class Tally:
+    """Verdicts and pauses of many requests."""
+
+    def __init__(self) -> None:
+        self.verdicts: Counter[Verdict] = Counter()
+        self.pauses_s: list[float] = []
+        """Longest pause of each right answer."""
+        self.failures: list[str] = []
+        """What was wrong, in words; the first ones."""
+
+    def __repr__(self) -> str:
+        return f"<Tally {dict(self.verdicts)}>"
+
+    def add(self, seen: Seen, expected: str, what: str) -> Verdict:
+        verdict = judge(seen, expected)
+        self.verdicts[verdict] += 1
+        if verdict is Verdict.RIGHT:
+            self.pauses_s.append(seen.longest_pause_s)
+        elif verdict in (Verdict.WRONG, Verdict.HUNG) and len(self.failures) < 10:
+            self.failures.append(f"{what}: {verdict}, {seen!r}, expected {expected!r}"[:2000])
+        return verdict
+
+    def pause_s(self, share: float) -> float:
+        """The pause that ``share`` of the right answers did not exceed; 0 without any."""
+        ordered = sorted(self.pauses_s)
+        return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0

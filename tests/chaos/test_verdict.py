@@ -1,0 +1,60 @@
+"""What became of answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvrelay.deploy.chaos.leaks import _is_held
+from kvrelay.deploy.chaos.verdict import Seen, Tally, Verdict, judge
+
+WHOLE = "one two three"
+
+
+@pytest.mark.parametrize(
+    ("seen", "verdict"),
+    [
+        ({"text": WHOLE, "status": 200, "done": True}, Verdict.RIGHT),
+        ({"text": "one two", "status": 200, "done": True}, Verdict.WRONG),
+        ({"text": "one too", "status": 200, "done": True}, Verdict.WRONG),
+        ({"text": "one too", "status": 200, "error": True}, Verdict.WRONG),
+        ({"text": "one tw", "status": 200, "error": True}, Verdict.ENDED),
+        ({"text": "one tw", "status": 200, "error": True, "done": True}, Verdict.WRONG),
+        ({"text": "one one", "cancelled": True, "status": 200}, Verdict.WRONG),
+        ({"text": "one", "cancelled": True, "status": 200}, Verdict.CANCELLED),
+        ({"text": "one", "status": 200}, Verdict.CUT),
+        ({"status": 503}, Verdict.REFUSED),
+        ({}, Verdict.CUT),
+        ({"text": "one", "hung": True, "status": 200}, Verdict.HUNG),
+        ({"text": WHOLE + " four", "status": 200}, Verdict.WRONG),
+    ],
+)
+def test_only_a_whole_and_equal_answer_is_right(seen: dict[str, Any], verdict: Verdict) -> None:
+    assert judge(Seen(**seen), WHOLE) is verdict
+
+
+def test_a_tally_keeps_the_pauses_of_right_answers_and_what_went_wrong() -> None:
+    tally = Tally()
+    for pause_s in (0.1, 0.4, 0.2):
+        tally.add(Seen(text=WHOLE, status=200, done=True, longest_pause_s=pause_s), WHOLE, "q")
+    tally.add(Seen(text="x", status=200, done=True, longest_pause_s=9.0), WHOLE, "question 3")
+    assert (tally.pause_s(0.5), tally.pause_s(1.0)) == (0.2, 0.4)
+    assert tally.verdicts == {Verdict.RIGHT: 3, Verdict.WRONG: 1}
+    assert "question 3" in tally.failures[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "held"),
+    [
+        ("kvrelay_in_flight 0.0", False),
+        ("kvrelay_in_flight 1.0", True),
+        ('kvrelay_decode_sequences{role="decode",worker="d"} 2.0', True),
+        ('kvrelay_store_count{count="leases_open",store="s"} 1.0', True),
+        ('kvrelay_store_count{count="pages_used",store="s"} 7.0', False),
+        ('kvrelay_worker_ready{role="decode",worker="d"} 1.0', False),
+        ("# HELP kvrelay_in_flight Requests in flight.", False),
+    ],
+)
+def test_what_is_held_shows_in_gauges_that_are_zero_at_rest(line: str, held: bool) -> None:
+    assert _is_held(line) is held
