@@ -79,20 +79,20 @@ def describe_engine(
 
 def refuse_unsupported(vllm_config: Any, kv_cache_config: Any, page_tokens: int) -> None:
     """Raise ``Misconfigured`` with one sentence that says what to change."""
-    for refused, sentence in _refusals(vllm_config, kv_cache_config, page_tokens):
+    refusals = (
+        *_refused_models(vllm_config, kv_cache_config),
+        *_refused_parallelism(vllm_config),
+        *_refused_settings(vllm_config, kv_cache_config, page_tokens),
+    )
+    for refused, sentence in refusals:
         if refused:
             raise Misconfigured(f"kvrelay: {sentence}")
 
 
-def _refusals(vllm_config: Any, kv_cache_config: Any, page_tokens: int) -> list[tuple[bool, str]]:
-    parallel = vllm_config.parallel_config
+def _refused_models(vllm_config: Any, kv_cache_config: Any) -> list[tuple[bool, str]]:
     groups = kv_cache_config.kv_cache_groups
     kind = type(groups[0].kv_cache_spec).__name__ if groups else "none"
     unequal = kind == "FullAttentionSpec" and groups[0].kv_cache_spec.head_size_v != groups[0].kv_cache_spec.head_size
-    dtype = str(getattr(groups[0].kv_cache_spec, "dtype", "?")).removeprefix("torch.") if groups else "?"
-    block_tokens = groups[0].kv_cache_spec.block_size if groups else page_tokens
-    policy = vllm_config.kv_transfer_config.kv_load_failure_policy
-    ranks, kv_heads = parallel.tensor_parallel_size, vllm_config.model_config.get_total_num_kv_heads()
     return [
         (
             len(groups) != 1 or kind != "FullAttentionSpec",
@@ -101,6 +101,13 @@ def _refusals(vllm_config: Any, kv_cache_config: Any, page_tokens: int) -> list[
         ),
         (unequal, "models whose head_size_v is not their head_size are not supported; serve this one without kvrelay"),
         (vllm_config.model_config.is_encoder_decoder, "encoder-decoder models are not supported; serve them unsplit"),
+    ]
+
+
+def _refused_parallelism(vllm_config: Any) -> list[tuple[bool, str]]:
+    parallel = vllm_config.parallel_config
+    ranks, kv_heads = parallel.tensor_parallel_size, vllm_config.model_config.get_total_num_kv_heads()
+    return [
         (parallel.pipeline_parallel_size > 1, "pipeline parallelism is not supported; use --pipeline-parallel-size 1"),
         (parallel.data_parallel_size > 1, "run one engine per worker (--data-parallel-size 1) and add workers"),
         (
@@ -111,6 +118,15 @@ def _refusals(vllm_config: Any, kv_cache_config: Any, page_tokens: int) -> list[
             ranks > 1 and kv_heads % ranks != 0 and ranks % kv_heads != 0,
             f"{ranks} ranks cannot share {kv_heads} KV heads evenly; choose another --tensor-parallel-size",
         ),
+    ]
+
+
+def _refused_settings(vllm_config: Any, kv_cache_config: Any, page_tokens: int) -> list[tuple[bool, str]]:
+    groups = kv_cache_config.kv_cache_groups
+    dtype = str(getattr(groups[0].kv_cache_spec, "dtype", "?")).removeprefix("torch.") if groups else "?"
+    block_tokens = groups[0].kv_cache_spec.block_size if groups else page_tokens
+    policy = vllm_config.kv_transfer_config.kv_load_failure_policy
+    return [
         (
             dtype not in DTYPE_BYTES,
             f"KV cache dtype {vllm_config.cache_config.cache_dtype} ({dtype}) is not supported: a page has no place "

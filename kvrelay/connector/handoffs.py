@@ -1,5 +1,7 @@
-"""What the node's store is told of a request's transfers as the engine's steps go on. It decides nothing, and asks for
-no answer."""
+"""Transfers of requests: what the router wrote of each, and what the node's store is told as the engine's steps go on.
+
+It decides nothing, and asks for no answer.
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,6 @@ import mmap
 import os
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -157,14 +156,6 @@ class Arena:
         self._ready[ref.slot, layer, heads] = ref.generation
         return True
 
-    def publish_layers(self, ref: SlotRef, layers: list[int], checksums: list[int]) -> bool:
-        """``publish`` for several layers of one page."""
-        if not self.is_current(ref):
-            return False
-        self._checksum[ref.slot, layers, 0] = checksums
-        self._ready[ref.slot, layers] = ref.generation
-        return True
-
     def publish_segments(self, slots: Ints, generations: Ints, layers: Ints, checksums: Checksums) -> None:
         """Mark segments of any pages as in; ``checksums``: ``[segments, shards]``. Stale ones are left out."""
         current = self._generation[slots] == generations
@@ -290,7 +281,6 @@ class Arena:
         if self.fd >= 0:
             os.close(self.fd)
         self.fd, self.slots, self._view = -1, 0, memoryview(b"")
-        nothing: npt.NDArray[Any] = np.empty((0, 0), np.int64)
-        self._generation = self._state = self._tokens = nothing[0:0, 0:0].reshape(0)
-        self._ready, self._checksum = nothing[None], nothing[None].astype(np.uint64)
-        self.data = nothing.astype(np.uint8)
+        self._generation = self._state = self._tokens = np.empty(0, np.int64)
+        self._ready, self._checksum = np.empty((0, 0, 0), np.int64), np.empty((0, 0, 0), np.uint64)
+        self.data = np.empty((0, 0), np.uint8)

@@ -149,6 +149,11 @@ class Catalog:
             self.on_gone(page)
         self._replace(page)
 
+    def keep(self, pages: Iterable[Page], now: float) -> None:
+        """These are still expected, though nothing came in for them: see ``fail_stalled``."""
+        for page in pages:
+            page.moved_at = now
+
     def fail_stalled(self, before: float) -> None:
         """Give up pages without a new layer since ``before``; their slots wait for their writers."""
         for filling in self._filling.values():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from kvrelay.errors import Lost
 from kvrelay.store.arena import Arena, checksums
 from kvrelay.types import SlotRef
@@ -23,8 +25,9 @@ def write_page(arena: Arena, ref: SlotRef, payload: bytes | memoryview, tokens: 
     for view in arena.views(ref.slot, layers, tokens):
         view[:] = source[offset : offset + len(view)]
         offset += len(view)
-    # Of the source, so that a bad copy is found.
-    arena.publish_layers(ref, layers, checksums(source, size))
+    sums = np.array(checksums(source, size), np.uint64)[:, None]  # of the source, so that a bad copy is found
+    each = np.arange(len(layers))
+    arena.publish_segments(np.full_like(each, ref.slot), np.full_like(each, ref.generation), each, sums)
 
 
 def read_page(arena: Arena, ref: SlotRef, tokens: int, shards: int = 1) -> bytes | None:

@@ -52,16 +52,7 @@ class StoreDaemon:
         self._stall_s = config.store.stalled_push_s
         self.keeper = Keeper(name, config.store, epoch, lambda event: self._feed.post(event))
         self.keeper.links = self._links
-        self._feed = Feed(
-            routers,
-            key,
-            sender=name,
-            registration=RegisterStore(store=self.info),
-            heartbeat=self._heartbeat,
-            heartbeat_s=config.cluster.heartbeat_s,
-            heard=self._heard,
-            pages=self.keeper.page_log,
-        )
+        self._feed = self._feed_to(routers, config.cluster.heartbeat_s)
         self._listeners: list[Listener] = []
         self._watched: set[int] = set()
         self._tasks = asyncio.TaskGroup()
@@ -79,8 +70,19 @@ class StoreDaemon:
             self._probes,
             self._agent,
         )
-
         self._orders = Orders(self.keeper, self.peers, self._loop.time)
+
+    def _feed_to(self, routers: tuple[str, ...], heartbeat_s: float) -> Feed:
+        return Feed(
+            routers,
+            self._key,
+            sender=self.info.name,
+            registration=RegisterStore(store=self.info),
+            heartbeat=self._heartbeat,
+            heartbeat_s=heartbeat_s,
+            heard=self._heard,
+            pages=self.keeper.page_log,
+        )
 
     def __repr__(self) -> str:
         return f"<StoreDaemon {self.info.name} at {self.info.address}, {self._listeners}, {self._feed!r}>"

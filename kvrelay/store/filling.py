@@ -28,8 +28,8 @@ class Filling:
         self._frontier = Frontier(arena)
         self._fresh: list[Page] = []
         """To be watched from the next look on."""
-        self._is_left = False
-        """Watched pages may be no more in ``_pages``."""
+        self._is_outdated = False
+        """Some of ``_watched`` may be in ``_pages`` no more."""
 
     def __repr__(self) -> str:
         return f"<Filling {len(self._pages)} pages>"
@@ -52,16 +52,12 @@ class Filling:
     def discard(self, pages: Iterable[Page]) -> None:
         """Look at these no more."""
         for page in pages:
-            if self._pages.pop(page, page) is None:
-                self._is_left = True
-
-    def keep(self, pages: Iterable[Page], now: float) -> None:
-        """These are still expected, though nothing came in for them."""
-        for page in pages:
-            page.moved_at = now
+            if page in self._pages:
+                del self._pages[page]
+                self._is_outdated = True
 
     def stalled(self, before: float) -> list[Page]:
-        """Pages that got no layer, and were not kept, since ``before``."""
+        """Pages that did not move since ``before``."""
         return [page for page in self._pages if page.moved_at < before]
 
     def scan(self, now: float) -> tuple[list[Page], bool]:
@@ -79,10 +75,10 @@ class Filling:
 
     def _update(self) -> None:
         """Let the rows be those of the pages that are watched now."""
-        if self._is_left:
+        if self._is_outdated:
             kept = np.fromiter((page in self._pages for page in self._watched), np.bool_, len(self._watched))
             self._frontier.keep(kept)
-            self._watched, self._is_left = self._watched[kept], False
+            self._watched, self._is_outdated = self._watched[kept], False
         fresh, self._fresh = [page for page in self._fresh if page in self._pages], []
         if fresh:
             self._frontier.extend([page.ref for page in fresh])

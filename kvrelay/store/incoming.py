@@ -185,7 +185,7 @@ class Incoming:
 
     def keep_waiting(self, now: float) -> None:
         """The pages whose turn has not come are not stalled: a slow link takes long for those before them."""
-        self._keeper.catalog.filling(self._shelf).keep(self._wanted.of(self._wanted.open_rows), now)
+        self._keeper.catalog.keep(self._wanted.of(self._wanted.open_rows), now)
 
     def _unpin(self, pages: list[Page]) -> None:
         self._keeper.catalog.pins.release(pages)

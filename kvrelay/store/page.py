@@ -1,4 +1,7 @@
-"""One page that the store knows: where it lies, who holds it, who fills it. Changed by the catalog alone."""
+"""One page that the store knows: where it lies, who holds it, who fills it.
+
+Plain state: the catalog and its parts change it, and whoever receives a page counts the layers that came in.
+"""
 
 from __future__ import annotations
 

@@ -59,7 +59,8 @@ def test_any_flipped_bit_is_a_miss(arena: Arena, layer: int, bit: int) -> None:
 
 def test_a_page_with_a_missing_layer_is_a_miss(arena: Arena) -> None:
     ref = arena.occupy(0)
-    arena.publish_layers(ref, [0, 1], [1, 2])
+    for layer in (0, 1):
+        arena.publish(ref, layer, 1 + layer)
     assert read_page(arena, ref, 8) is None
 
 
@@ -70,7 +71,8 @@ class Moving(Arena):
         views = super().views(slot, layers, tokens)
         self.vacate(slot)
         new = self.occupy(slot)
-        self.publish_layers(new, layers, [0] * len(layers))
+        for layer in layers:
+            self.publish(new, layer, 0)
         return views
 
 
@@ -78,7 +80,8 @@ def test_a_slot_that_is_reused_during_the_copy_is_a_miss() -> None:
     arena = Moving.create(FORMAT, slots=1, epoch=1)
     ref = arena.occupy(0)
     Arena.views(arena, 0, [0], 8)
-    arena.publish_layers(ref, list(range(FORMAT.layers)), [0] * FORMAT.layers)
+    for layer in range(FORMAT.layers):
+        arena.publish(ref, layer, 0)
     assert read_page(arena, ref, 8) is None
 
 
