@@ -277,6 +277,13 @@ class Brain:
         self.loads.computed(flight.decode, now)
         return self.waits.computed(request_id, now)
 
+    def answered(self, request_id: str, now: float) -> list[Command]:
+        """D wrote the whole answer, which came in one piece: nobody knows when the first token was there."""
+        flight = self._flights[request_id]
+        self.outcomes.answered(flight)
+        self.loads.computed(flight.decode, now)
+        return self.waits.computed(request_id, now)
+
     def cached_tokens(self, request_id: str) -> int | None:
         """What the answer's usage says was cached; None: D's own count is right."""
         return self._flights[request_id].cached_tokens
@@ -289,6 +296,7 @@ class Brain:
         timeline = flight.timeline
         timeline.cached_tokens = flight.cached_tokens
         timeline.close(status, output_tokens, now)
+        self.ledger.over(request_id)
         self.recovery.leave(request_id)
         self.waits.drop(flight, now)
         self.outcomes.finished(flight, now)

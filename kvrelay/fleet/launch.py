@@ -80,6 +80,7 @@ class Launcher:
         timeline.path, timeline.status = "none", status
         timeline.mark("finished", now)
         self._ledger.open(timeline)
+        self._ledger.over(timeline.request_id)
         return timeline
 
     def _timeline(self, ask: Ask) -> Timeline:

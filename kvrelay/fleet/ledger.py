@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import deque
 from dataclasses import dataclass, field
 
 import msgspec
@@ -177,24 +177,29 @@ class Timeline:
 
 
 class Ledger:
-    """Timelines of running and finished requests; the oldest are dropped.
+    """Timelines of all requests that run, and of the last ones that are over.
 
     Transfers stay findable as long as their request is kept: a LOADED milestone may come after the last token.
     """
 
     def __init__(self, kept: int = KEPT_REQUESTS) -> None:
         self._kept = kept
-        self._timelines: OrderedDict[str, Timeline] = OrderedDict()
+        self._timelines: dict[str, Timeline] = {}
+        self._over: deque[str] = deque()
         self._owners: dict[str, str] = {}
 
     def __repr__(self) -> str:
-        return f"<Ledger {len(self._timelines)}/{self._kept}, {len(self._owners)} transfers>"
+        over = f"{len(self._over)}/{self._kept} over"
+        return f"<Ledger {len(self._timelines) - len(self._over)} running, {over}, {len(self._owners)} transfers>"
 
     def open(self, timeline: Timeline) -> None:
         self._timelines[timeline.request_id] = timeline
-        while len(self._timelines) > self._kept:
-            _, oldest = self._timelines.popitem(last=False)
-            for transfer in oldest.transfers:
+
+    def over(self, request_id: str) -> None:
+        """The request has come to its end, to be said once: the oldest of those that are over is forgotten."""
+        self._over.append(request_id)
+        while len(self._over) > self._kept:
+            for transfer in self._timelines.pop(self._over.popleft()).transfers:
                 self._owners.pop(transfer, None)
 
     def own(self, request_id: str, transfer: str, prompt_tokens: int, attempt: int = 0) -> None:

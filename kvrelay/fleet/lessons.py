@@ -49,6 +49,11 @@ class Lessons:
         elif flight.timeline.predicted is not None:
             self._computed_itself(flight, now)
 
+    def answered(self, flight: Flight) -> None:
+        """D's answer came in one piece, which says nothing of its first token."""
+        if flight.path is Path.REMOTE_PREFILL:
+            self._experience.handoffs += 1
+
     def _handed_over(self, flight: Flight, now: float) -> None:
         self._experience.handoffs += 1
         since_s = now - flight.ask.received_s

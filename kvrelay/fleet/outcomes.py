@@ -70,14 +70,19 @@ class Outcomes:
 
     def first_token(self, flight: Flight, now: float) -> None:
         """D writes."""
-        self.breakers.succeeded(flight.decode.worker)
         self._lessons.first_token(flight, now)
-        decode = self._fleet.workers.get(flight.decode.worker)
-        if decode is not None:
-            self._keep(decode.info, flight.ask.facts.page_names)
+        self._wrote(flight)
+
+    def answered(self, flight: Flight) -> None:
+        """D wrote an answer that came in one piece."""
+        self._lessons.answered(flight)
+        self._wrote(flight)
 
     def resumed(self, flight: Flight) -> None:
         """Another D writes the rest of an answer."""
+        self._wrote(flight)
+
+    def _wrote(self, flight: Flight) -> None:
         self.breakers.succeeded(flight.decode.worker)
         decode = self._fleet.workers.get(flight.decode.worker)
         if decode is not None:

@@ -4,6 +4,7 @@ never decide anything."""
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Iterable
 
 from kvrelay.errors import BadRequest, Overloaded
@@ -23,6 +24,8 @@ from kvrelay.router.telemetry import Telemetry
 from kvrelay.router.tokens import Tokens
 from kvrelay.router.upstream import Upstream
 from kvrelay.types import PromptNames, RequestFacts, Stage, WorkerInfo
+
+log = logging.getLogger("kvrelay.router")
 
 
 class Desk:
@@ -160,13 +163,21 @@ class Desk:
     def obey(self, commands: Iterable[Command]) -> None:
         """Pass the brain's commands to their exchanges, and to stores."""
         for command in commands:
-            exchange = self._open.get(command.request_id)
-            if isinstance(command, PullPages):
-                self._order(command)
-            elif exchange is not None:
-                exchange.obey(command)
-            if isinstance(command, Start):
-                self.obey(command.plan.pulls)
+            try:
+                self._pass_on(command)
+            except Exception:  # border: what fails at one request must not be lost to those whose commands follow
+                log.exception("%s of request %s failed", type(command).__name__, command.request_id)
+                if (exchange := self._open.get(command.request_id)) is not None:
+                    exchange.fail()
+
+    def _pass_on(self, command: Command) -> None:
+        exchange = self._open.get(command.request_id)
+        if isinstance(command, PullPages):
+            self._order(command)
+        elif exchange is not None:
+            exchange.obey(command)
+        if isinstance(command, Start):
+            self.obey(command.plan.pulls)
 
     def _order(self, pull: PullPages) -> None:
         if not self._switchboard.say(pull.store, pull.order):

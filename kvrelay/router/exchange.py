@@ -113,6 +113,8 @@ class Exchange:
 
     def start(self, plan: Plan) -> None:
         """Send what the brain planned."""
+        if self._go.done():
+            return  # its client hung up while it waited
         self._local = plan.path is Path.LOCAL
         if self._local and not plan.held:
             self._go.set_result(None)
@@ -141,6 +143,11 @@ class Exchange:
         """The answer has begun, and another D could write on."""
         journal = self._remains.journal if self._remains is not None and self._relay is not None else None
         return journal is not None and bool(journal.open) and journal.is_exact
+
+    def fail(self) -> None:
+        """What the brain said could not be done: only this request is to suffer for it."""
+        self._refused(Overloaded("the router failed at this request; retry"))
+        self._drop_decode()
 
     def _refused(self, error: KvrelayError) -> bool:
         """A prompt is refused: so is the request, unless D is asked already."""
@@ -184,8 +191,9 @@ class Exchange:
         self._replies = [reply]
         if self._request.stream and reply.status == 200:
             return await self._stream(reply)
-        answer = await accepted(reply)
-        return Whole(await self._counted(answer))
+        answer = await self._counted(await accepted(reply))
+        self._obey(self._brain.answered(self._id, self._clock()))
+        return Whole(answer)
 
     async def _open(self, url: str, body: bytes, ending: str = "") -> Reply:
         self._opening = asyncio.create_task(self._upstream.post(url, body, request_id=self._id + ending))
@@ -257,6 +265,7 @@ class Exchange:
         self._go = asyncio.get_running_loop().create_future()
         if isinstance(plan, Plan):
             self.start(plan)
+            self._obey(plan.pulls)
         await self._go
         self._replies = []
         for rest in rests:

@@ -90,8 +90,20 @@ def test_the_last_requests_are_kept_and_their_transfers_with_them() -> None:
     for number in range(4):
         ledger.open(timeline(f"r{number}"))
         ledger.own(f"r{number}", f"t{number}", 10)
+        ledger.over(f"r{number}")
     assert [ledger.get(f"r{number}") is not None for number in range(4)] == [False, False, True, True]
     assert [ledger.of_transfer(f"t{number}") is not None for number in range(4)] == [False, False, True, True]
     ledger.own("r0", "late", 10)
     assert ledger.of_transfer("late") is None
-    assert repr(ledger) == "<Ledger 2/2, 2 transfers>"
+    assert repr(ledger) == "<Ledger 0 running, 2/2 over, 2 transfers>"
+
+
+def test_a_request_that_runs_is_kept_however_many_came_after_it() -> None:
+    ledger = Ledger(kept=2)
+    for number in range(5):
+        ledger.open(timeline(f"r{number}"))
+        ledger.own(f"r{number}", f"t{number}", 10)
+    assert all(ledger.of_transfer(f"t{number}") is ledger.get(f"r{number}") is not None for number in range(5))
+    for number in (4, 3, 2, 1):
+        ledger.over(f"r{number}")
+    assert [ledger.get(f"r{number}") is not None for number in range(5)] == [True, True, True, False, False]

@@ -292,3 +292,24 @@ def test_without_any_p_a_prompt_whose_prefix_is_known_is_computed_by_d() -> None
     Told(brain).has(store(), prompt_names(HOT), 0.0)
     assert begun(brain, ask("r0", *hot(0))).path is Path.LOCAL
     over(brain, 1, 1.0)
+
+
+def test_an_answer_that_comes_in_one_piece_ends_the_wait_for_its_prompt() -> None:
+    brain = known_brain([], [("d0", "s1"), ("d1", "s1")])
+    begun(brain, ask("r0", *hot(0)))
+    assert begun(brain, ask("r1", *hot(1))).held
+    seen = brain.experience.prefill("d0").seen
+    assert brain.answered("r0", 1.0) == [DispatchDecode(request_id="r1")]
+    assert waits(brain, "r1")[0]["ending"] == "came"
+    assert brain.experience.prefill("d0").seen == seen, "nobody knows when its first token was there"
+    over(brain, 2, 1.1)
+
+
+def test_an_answer_in_one_piece_of_two_workers_is_a_hand_off() -> None:
+    brain = known_brain(NEAR)
+    begun(brain, ask("r0", *hot(0)))
+    brain.prefill_finished("r0", 0, 0, 1.0)
+    before = brain.experience.handoffs
+    brain.answered("r0", 1.2)
+    assert brain.experience.handoffs == before + 1
+    over(brain, 1, 1.3)

@@ -10,12 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tokenizers import Tokenizer
 
 from kvrelay.config import RouterConfig
+from kvrelay.fleet.flight import Plan, PullPages
+from kvrelay.protocol.feed import PushOrder
 from kvrelay.types import Role
-from tests.fleet.values import store
+from tests.fleet.values import fingerprint, store
 from tests.router.cluster import Cluster, until
 from tests.router.scripted_vllm import Script, ScriptedVllm
 
@@ -289,3 +292,30 @@ async def test_a_resumption_is_explained(fleet: Fleet) -> None:
     assert {loss["lost_worker"], loss["worker"]} == {"d1", "d2"}
     assert loss["pause_s"] > 0
     assert "resume" in [choice["about"] for choice in record["decision"]]
+
+
+# ---------------------------------------------------------------- pages in another node's store
+
+
+async def test_pages_that_the_rest_waits_for_are_asked_of_the_store_that_has_them(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet.script.after = 4
+    recovery, order = (
+        fleet.cluster.router.brain.recovery,
+        PushOrder(transfer="t/pull/1", names=[], total_tokens=0, format=fingerprint().format, push_to="127.0.0.1:1"),
+    )
+    lost = recovery.lost
+
+    def pulling(request_id: str, *args: Any, **more: Any) -> Any:
+        plan = lost(request_id, *args, **more)
+        assert isinstance(plan, Plan)
+        pull = PullPages(request_id=request_id, store="s1", order=order)
+        return msgspec.structs.replace(plan, pulls=(pull,))
+
+    monkeypatch.setattr(recovery, "lost", pulling)
+    assert (await fleet.ask()).texts == {0: TEXT}
+    async with asyncio.timeout(2.0):
+        while not isinstance(told := await fleet.cluster.members["s1"].link.recv(), PushOrder):
+            pass
+    assert told == order
