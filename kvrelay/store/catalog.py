@@ -172,8 +172,6 @@ class Catalog:
 
     def sweep(self, now: float) -> int:
         """Free the slots of failed pages that nobody touches any more; how many."""
-        if not self.failed:
-            return 0
         untouched = [page for page in self.failed if page.free_at <= now and page.pins == 0]
         for page in untouched:
             del self.failed[page]
@@ -221,10 +219,12 @@ class Catalog:
             self.copies.promote(page)
         elif found.state is SlotState.FILLING:
             self.copies.swap(page)
+        elif page.pins:  # by somebody who found it before the other one was whole, and may still read it
+            self.copies.remove(page)
+            self.failed[page] = None
         else:
-            self._dismiss(page)
-            return False
-        return True
+            self._drop(page)
+        return self.copies.found.get(page.name) is page
 
     def _replace(self, page: Page) -> None:
         """Find ``page`` no more, but its oldest spare copy if there is one."""
@@ -232,14 +232,6 @@ class Catalog:
         spare = self.copies.first_spare(page.name)
         if spare is not None and page.name not in self.copies.found:
             self.copies.promote(spare)
-
-    def _dismiss(self, page: Page) -> None:
-        """A whole copy is not needed; somebody who pinned it before another one was whole may still read it."""
-        if page.pins:
-            self.copies.remove(page)
-            self.failed[page] = None
-        else:
-            self._drop(page)
 
     def _drop(self, page: Page) -> None:
         if self.copies.found.get(page.name) is page:
