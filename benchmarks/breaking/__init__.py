@@ -1,0 +1,1 @@
+"""What a death costs, stage by stage."""

@@ -1,0 +1,203 @@
+"""The stages: each breaks one thing and takes the time. It must never count an answer that differs as recovered."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.breaking.bench import Bench, Stream, bench
+from kvrelay.cli.draining import Routers
+from kvrelay.deploy.chaos.run import ChaosPlan, wreak
+from kvrelay.errors import Lost
+
+STREAMS = 8
+PROMPT_TOKENS = 3000
+ANSWER_TOKENS = 100
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    ordered = sorted(values)
+    return {"median": round(statistics.median(ordered), 3), "worst": round(ordered[-1], 3), "count": len(ordered)}
+
+
+async def chaos(quick: bool) -> dict[str, Any]:
+    """Mixed kills, stops and cancels on 32 mock workers."""
+    plan = ChaosPlan(events=60 if quick else 500, streams=64 if quick else 128, seed=2026, every_s=0.15, hung_s=20.0)
+    async with bench((16, 16), time_scale=4.0) as site:
+        began = time.monotonic()
+        outcome = await wreak(site.http, site.cluster.url, site.victims, plan)
+        seconds = round(time.monotonic() - began, 1)
+    return {
+        "workers": 32,
+        "streams": plan.streams,
+        "events": sum(outcome.deeds.values()),
+        "seconds": seconds,
+        "deeds": outcome.deeds,
+        "verdicts": outcome.verdicts,
+        "longest_pause_s": outcome.longest_pause_s,
+        "held": outcome.held,
+        "failures": outcome.failures,
+    }
+
+
+async def decode(quick: bool) -> dict[str, Any]:
+    """A decode worker is killed, or stands still, with 8 streams running."""
+    figures: dict[str, Any] = {}
+    for deed, fault in (("killed", {"dead": True}), ("stopped", {"hang": True})):
+        equal, pauses, usual = 0, [], []
+        async with bench((2, 2), time_scale=3.0) as site:
+            for _ in range(2 if quick else 5):
+                prompts = [site.prompt(PROMPT_TOKENS) for _ in range(STREAMS)]
+                before = await asyncio.gather(*(site.stream(each, ANSWER_TOKENS) for each in prompts))
+                usual += [each.longest_pause_s for each in before]
+                # Other prompts: those of before are in every cache.
+                streams = [Stream() for _ in prompts]
+                running = [
+                    asyncio.create_task(site.stream(each, ANSWER_TOKENS, stream))
+                    for each, stream in zip(prompts, streams, strict=True)
+                ]
+                while min(len(stream.tokens) for stream in streams) < 20:
+                    await asyncio.sleep(0.01)
+                await site.suffer("decode-0", **fault)
+                await asyncio.gather(*running)
+                await site.suffer("decode-0")
+                moved = [stream for stream in streams if "resumptions" in stream.timeline]
+                pauses += [stream.longest_pause_s for stream in moved]
+                equal += sum(
+                    now.done and not now.error and now.tokens == then.tokens
+                    for now, then in zip(streams, before, strict=True)
+                )
+                await site.until("kvrelay_worker_ready", 4)
+        figures[deed] = {
+            "streams": len(usual),
+            "completed_equal": equal,
+            "moved": len(pauses),
+            "longest_pause_s": spread(pauses),
+            "longest_pause_without_s": spread(usual),
+        }
+    return figures
+
+
+async def prefill(quick: bool) -> dict[str, Any]:
+    """The prefill worker is killed, or stands still, in the middle of a prompt of which chunks were pushed already."""
+    figures: dict[str, Any] = {}
+    for deed, fault in (("killed", {"dead": True}), ("stopped", {"hang": True})):
+        extra, whole = [], []
+        async with bench((3, 2), time_scale=4.0) as site:
+            site_names = [f"prefill-{number}" for number in range(3)]
+            for _ in range(3 if quick else 8):
+                prefill_s = await _first_token_s(site, site.prompt(7_900))
+                stream, began = Stream(), time.monotonic()
+                asking = asyncio.create_task(site.stream(site.prompt(7_900), 4, stream))
+                await asyncio.sleep(prefill_s / 2)
+                queued = 'kvrelay_prefill_queued_tokens{{role="prefill",worker="{}"}}'
+                busy = [name for name in site_names if await site.metric(queued.format(name)) > 0]
+                if not busy:
+                    await asking
+                    continue
+                hurt = time.monotonic()
+                await site.suffer(busy[0], **fault)
+                await asking
+                await site.suffer(busy[0])
+                whole.append(stream.came_s[0] - began)
+                extra.append(stream.came_s[0] - hurt - prefill_s)
+                await site.until("kvrelay_worker_ready", 5)
+        figures[deed] = {"first_token_s": spread(whole), "beyond_one_prefill_s": spread(extra)}
+    return figures
+
+
+async def _first_token_s(site: Bench, prompt: list[int]) -> float:
+    stream, began = Stream(), time.monotonic()
+    await site.stream(prompt, 4, stream)
+    return stream.came_s[0] - began
+
+
+async def router(quick: bool) -> dict[str, Any]:
+    """A router of 32 workers and their pages is killed and started again."""
+    views, heard = [], []
+    async with bench((16, 16), time_scale=0.05, store_tokens=1 << 22) as site:
+        prompts = [site.prompt(8_000) for _ in range(40 if quick else 200)]
+        for at in range(0, len(prompts), 20):
+            await asyncio.gather(*(site.stream(each, 2) for each in prompts[at : at + 20]))
+        await asyncio.sleep(1.0)
+        pages = await site.metric("kvrelay_index_pages")
+        for _ in range(2 if quick else 5):
+            await site.cluster.kill("router")
+            site.cluster._doomed.discard("router")
+            await site.cluster._spawn(site.cluster._members["router"])
+            await site.cluster._until_ready(["router"])
+            began = time.monotonic()
+            await site.until("kvrelay_worker_ready", 32)
+            heard.append(time.monotonic() - began)
+            await site.until("kvrelay_index_pages", pages)
+            views.append(time.monotonic() - began)
+    return {"workers": 32, "pages": int(pages), "all_workers_s": spread(heard), "whole_view_s": spread(views)}
+
+
+async def drain(quick: bool) -> dict[str, Any]:
+    """Every worker is drained, killed and started again while clients ask."""
+    counts = {"restarted": 0, "answered": 0, "failed": 0}
+    async with bench((4, 4) if quick else (16, 16), time_scale=4.0) as site:
+        stop = asyncio.Event()
+        clients = [asyncio.create_task(_client(site, stop, counts)) for _ in range(32)]
+        control = f"127.0.0.1:{site.cluster.config.router.control_port}"
+        began = time.monotonic()
+        for worker in await site.victims.targets():
+            if worker.kind != "store":
+                await _restart(site, control, worker.name)
+                counts["restarted"] += 1
+        took_s = time.monotonic() - began
+        stop.set()
+        await asyncio.gather(*clients)
+    return counts | {"seconds": round(took_s, 1)}
+
+
+async def _client(site: Bench, stop: asyncio.Event, counts: dict[str, int]) -> None:
+    while not stop.is_set():
+        stream = await site.stream(site.prompt(1500), 60)
+        good = stream.done and not stream.error and len(stream.tokens) == 60
+        counts["answered" if good else "failed"] += 1
+
+
+async def _restart(site: Bench, control: str, name: str) -> None:
+    async with Routers([control], site.cluster.key) as routers:
+        said = await routers.drain(name)
+        while not said.is_empty:
+            await asyncio.sleep(0.05)
+            said = await routers.remaining(name)
+        await site.suffer(name, dead=True)
+        await site.suffer(name)
+        while await _incarnation_is_draining(routers, name):
+            await asyncio.sleep(0.05)
+
+
+async def _incarnation_is_draining(routers: Routers, name: str) -> bool:
+    try:
+        return (await routers.remaining(name)).is_draining
+    except Lost:
+        return True
+
+
+async def store(quick: bool) -> dict[str, Any]:
+    """A store is killed while clients ask, and comes back empty."""
+    counts = {"answered": 0, "failed": 0}
+    back = []
+    async with bench((4, 4), time_scale=4.0) as site:
+        stop = asyncio.Event()
+        clients = [asyncio.create_task(_client(site, stop, counts)) for _ in range(16)]
+        for number in range(2 if quick else 6):
+            name = f"store-{number % 2}"
+            await asyncio.sleep(1.5)
+            await site.suffer(name, dead=True)
+            await asyncio.sleep(1.5)
+            await site.suffer(name)
+            back.append(await site.until(f'kvrelay_store_ready{{store="{name}"}}', 1))
+        stop.set()
+        await asyncio.gather(*clients)
+    return counts | {"deaths": len(back), "back_s": spread(back)}
+
+
+STAGES = {"decode": decode, "prefill": prefill, "store": store, "router": router, "drain": drain, "chaos": chaos}
