@@ -3,7 +3,7 @@ a random number; the router and the simulator are rims around it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from kvrelay.errors import Overloaded
 from kvrelay.fleet.chooser import Chooser, Pick
@@ -169,14 +169,18 @@ class Brain:
     def admit_waiting(self, now: float) -> list[Command]:
         """Something was given back or time passed: let in whose turn it is, and turn away who waited too long."""
         commands = [*self.waits.flush(now), *self.door.overdue(now), *self.recovery.turn(now)]
-        while (head := self.door.waiting.head()) is not None:
-            ground = self._chooser.ground(head.ask.facts.model, now)
+        for model in self.door.waiting.models():
+            commands += self._admit(model, now)
+        return commands
+
+    def _admit(self, model: str, now: float) -> Iterator[Command]:
+        while (head := self.door.waiting.of(model).head()) is not None:
+            ground = self._chooser.ground(model, now)
             pick = self._chooser.begin(head.ask, ground, now) if ground.writers else None
             if pick is None or not self.door.has_room(pick, alone=not self._flights, now=now):
-                return commands
-            self.door.waiting.take()
-            commands.append(Start(request_id=head.request_id, plan=self._start(head.ask, pick, ground, now)))
-        return commands
+                return
+            self.door.waiting.take(model)
+            yield Start(request_id=head.request_id, plan=self._start(head.ask, pick, ground, now))
 
     # ------------------------------------------------------------ P legs
 

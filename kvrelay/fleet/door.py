@@ -12,7 +12,7 @@ from kvrelay.fleet.experience import Experience
 from kvrelay.fleet.flight import Ask, Refuse
 from kvrelay.fleet.ground import Ground
 from kvrelay.fleet.loads import Loads
-from kvrelay.fleet.waiting import Waiting, WaitingRoom
+from kvrelay.fleet.waiting import Waiting, WaitingRooms
 from kvrelay.fleet.workers import Fleet
 from kvrelay.policy.admit import RETRY_AFTER_S, Accepted, Limits, Outlook, Turned, admit, judge
 from kvrelay.policy.cost import Item
@@ -37,7 +37,7 @@ class Door:
         self._experience = experience
         self._breakers = breakers
         self._limits = limits
-        self.waiting = WaitingRoom()
+        self.waiting = WaitingRooms()
         self._late: dict[str, Ask] = {}
         """Requests that were told to go and have not gone yet."""
         self.refused: Counter[str] = Counter()
@@ -84,22 +84,24 @@ class Door:
 
     def _outlook(self, ask: Ask, pick: Pick, ground: Ground, *, alone: bool, now: float) -> Outlook:
         chosen, reader = pick.decision.chosen, pick.prefill or pick.decode
-        ahead_s = self.waiting.ahead_s(ask.slo.priority) if self.waiting else 0.0
+        waiting = self.waiting.of(ask.facts.model)
+        ahead_s = waiting.ahead_s(ask.slo.priority) if waiting else 0.0
         return Outlook(
             waited_s=now - ask.received_s,
             ahead_s=ahead_s / max(1, len(ground.readers)),
             ttft_s=chosen.ttft_s,
             tpot_s=chosen.tpot_s,
             room=self.has_room(pick, alone=alone, now=now),
-            overtakes=self._overtakes(pick),
+            overtakes=self._overtakes(pick, waiting.mean_s),
             sure=self._experience.prefill(reader.name).seen >= SURE_AFTER,
-            alone=alone and not self.waiting,
+            alone=alone and not waiting,
         )
 
-    def _overtakes(self, pick: Pick) -> bool:
-        """Much shorter than those that wait, and no more than a crumb of the KV that they may be waiting for."""
+    def _overtakes(self, pick: Pick, mean_s: float) -> bool:
+        """Much shorter than those that wait, which take ``mean_s`` on average, and no more than a crumb of the KV that
+        they may be waiting for."""
         own_s, reader = dict(pick.decision.chosen.items)[Item.PREFILL], pick.prefill or pick.decode
-        much_shorter = bool(self.waiting) and MUCH_SHORTER * own_s <= self.waiting.mean_s
+        much_shorter = mean_s > 0.0 and MUCH_SHORTER * own_s <= mean_s
         crumb = pick.kv_tokens <= CRUMB_SHARE * pick.decode.engine.kv_tokens
         return much_shorter and crumb and reader.engine.overtaken_share < math.inf
 

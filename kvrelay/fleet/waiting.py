@@ -1,5 +1,5 @@
 """Requests that wait in the router: by priority, fair between tenants, first come first served within one. It must
-never grow without a limit, nor serve one tenant while another with the same right starves."""
+never let one model's requests hold up another's, nor serve one tenant while another with the same right starves."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Line:
 
 
 class WaitingRoom:
-    """Lines by priority and tenant."""
+    """Requests for one model: lines by priority and tenant."""
 
     def __init__(self) -> None:
         self._lines: dict[int, dict[str, _Line]] = {}
@@ -135,3 +135,49 @@ class WaitingRoom:
             for request in line.requests
             if now > request.until_s
         ]
+
+
+class WaitingRooms:
+    """A room for every model that somebody waits for: other workers serve it, so its turns are its own."""
+
+    def __init__(self) -> None:
+        self._rooms: dict[str, WaitingRoom] = {}
+
+    def __repr__(self) -> str:
+        return f"<WaitingRooms {self._rooms!r}>"
+
+    def __len__(self) -> int:
+        return sum(map(len, self._rooms.values()))
+
+    def of(self, model: str) -> WaitingRoom:
+        """The room of ``model``; an empty one when nobody waits there."""
+        return self._rooms.get(model) or WaitingRoom()
+
+    def models(self) -> list[str]:
+        """Those that somebody waits for."""
+        return list(self._rooms)
+
+    def add(self, request: Waiting) -> None:
+        self._rooms.setdefault(request.ask.facts.model, WaitingRoom()).add(request)
+
+    def take(self, model: str) -> Waiting:
+        """The head of ``model``'s room leaves, and its tenant pays. Raises IndexError when nobody waits."""
+        request = self.of(model).take()
+        self._tidy(model)
+        return request
+
+    def drop(self, request_id: str) -> Waiting | None:
+        """A request leaves without its turn; None when it does not wait."""
+        for model, room in self._rooms.items():
+            if (request := room.drop(request_id)) is not None:
+                self._tidy(model)
+                return request
+        return None
+
+    def _tidy(self, model: str) -> None:
+        if not self._rooms[model]:
+            del self._rooms[model]
+
+    def overdue(self, now: float) -> list[Waiting]:
+        """Requests whose time to wait is over."""
+        return [request for room in self._rooms.values() for request in room.overdue(now)]

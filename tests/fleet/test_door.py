@@ -78,6 +78,28 @@ def test_a_short_prompt_does_not_wait_for_long_ones_where_it_may_overtake_them(
     assert isinstance(brain.begin(ask("short", 5), 0.0), kind)
 
 
+@pytest.mark.parametrize("writer", [True, False], ids=["full", "without a writer"])
+def test_a_model_that_cannot_be_served_holds_no_other_up(writer: bool) -> None:
+    brain = Brain(dead_after_s=1e9, transfer_wait_s=1e9, limits=HOLDS, local_prefill=False)
+    brain.members.register_store(store(), 0.0)
+    for model in "AB":
+        for name, role in ((f"p{model}", Role.PREFILL), (f"d{model}", Role.DECODE)):
+            brain.register_worker(msgspec.structs.replace(worker(name, role), model=model), 0.0)
+    kinds: dict[str, list[type[Plan | Waits]]] = {}
+    for model in "AB":
+        for number in range(3):
+            asked = ask(f"{model}{number}")
+            facts = msgspec.structs.replace(asked.facts, model=model)
+            kinds.setdefault(model, []).append(type(brain.begin(msgspec.structs.replace(asked, facts=facts), 0.0)))
+    assert kinds == {"A": [Plan, Plan, Waits], "B": [Plan, Plan, Waits]}
+    if not writer:
+        brain.leaving(msgspec.structs.replace(worker("dA", Role.DECODE), model="A"))
+    started = [command for command in brain.prefill_finished("B0", 0, 0, 0.5) if isinstance(command, Start)]
+    assert [start.request_id for start in started] == ["B2"]
+    assert len(brain.door.waiting) == 1
+    brain.check_invariants()
+
+
 def test_tenants_that_wait_take_turns() -> None:
     brain = fleet(HOLDS)
     for number in range(6):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
+import msgspec
 import pytest
 
 from kvrelay.fleet.flight import Ask
-from kvrelay.fleet.waiting import Waiting, WaitingRoom
+from kvrelay.fleet.waiting import Waiting, WaitingRoom, WaitingRooms
 from kvrelay.policy.admit import Slo
 from kvrelay.types import RequestFacts
 
@@ -80,3 +81,17 @@ def test_nobody_is_taken_from_nobody() -> None:
     assert room().head() is None
     with pytest.raises(IndexError):
         room().take()
+
+
+def test_every_model_has_a_room_while_somebody_waits_there() -> None:
+    rooms = WaitingRooms()
+    for name in ("a1", "a2", "b1"):
+        request = waiting(name)
+        facts = msgspec.structs.replace(request.ask.facts, model=name[0])
+        rooms.add(msgspec.structs.replace(request, ask=msgspec.structs.replace(request.ask, facts=facts)))
+    assert (rooms.take("b").request_id, rooms.models(), len(rooms)) == ("b1", ["a"], 2)
+    assert rooms.drop("b1") is None
+    assert rooms.drop("a1") is not None
+    assert [request.request_id for request in rooms.overdue(10.0)] == ["a2"]
+    assert rooms.take("a").request_id == "a2"
+    assert (rooms.models(), len(rooms), len(rooms.of("a"))) == ([], 0, 0)
