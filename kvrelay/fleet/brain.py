@@ -88,7 +88,7 @@ class Brain:
         self.drains = Drains(self.fleet, self.loads, self._flights)
         self.waits = PrefixWaits(self.prefixes, self._launcher, self._flights, self._dispatch_if_ready)
         parts = self.fleet, self.loads, self._chooser, self._launcher, self.outcomes, self.experience, self.waits
-        self.recovery = Recovery(self._flights, *parts, patience(dead_after_s))
+        self.recovery = Recovery(self._flights, *parts, patience(dead_after_s, transfer_wait_s))
         self.unknown_transfers = 0
         """Milestones of transfers that this router does not know (any more)."""
 
@@ -276,6 +276,7 @@ class Brain:
         flight = self._flights[request_id]
         if flight.resumes:
             return []
+        flight.writes = True
         flight.timeline.mark_first("first_token", now)
         self.outcomes.first_token(flight, now)
         self.loads.computed(flight.decode, now)

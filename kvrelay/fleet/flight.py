@@ -174,6 +174,11 @@ class PromptLeg:
         """Nothing is gained by holding D back for this leg any longer."""
         return self.transfer_over or self.state in (LegState.LAST_CHUNK, LegState.FINISHED, LegState.FAILED)
 
+    @property
+    def awaits_pages(self) -> bool:
+        """Its pages are computed and not all with D's node."""
+        return self.state is LegState.FINISHED and not self.transfer_over
+
     def send(self, reservation: PrefillReservation) -> None:
         """A new attempt begins."""
         self.transfer, self.reservation, self.begun_s = reservation.key, reservation, None
@@ -206,6 +211,8 @@ class Flight:
     legs: list[PromptLeg] = field(default_factory=list)
     tried_decode: set[str] = field(default_factory=set)
     dispatched: bool = False
+    writes: bool = False
+    """Its D has written something."""
     resumes: int = 0
     """How often the answer lost its D after it had begun."""
     cached_before: int | None = None

@@ -68,6 +68,10 @@ class Outcomes:
         """D failed before its first byte reached the client."""
         self.breakers.failed(flight.decode.worker, now)
 
+    def decode_lost(self, flight: Flight, now: float, *, blamed: bool) -> None:
+        """D does not write on; not ``blamed`` when it was well and only to be left."""
+        (self.breakers.failed if blamed else self.breakers.gave_up)(flight.decode.worker, now)
+
     def first_token(self, flight: Flight, now: float) -> None:
         """D writes."""
         self._lessons.first_token(flight, now)

@@ -92,11 +92,25 @@ class Recovery:
         flight = self._flights.get(request_id)
         if flight is None or not self._is_stalled(flight.decode.worker, since_s, now):
             return []
-        self._stall(flight.decode.worker, now)
-        # A worker may well wake up: as long as nobody else could write, it is waited for.
-        if self._chooser.decode(flight.ask, flight.tried_decode, now) is None:
+        if not flight.writes and self._waits_for_pages(flight, now):
             return []
+        # A worker may well wake up: as long as nobody else could write, it is waited for, and gets work.
+        if self._chooser.decode(flight.ask, self._failed_by(flight), now) is None:
+            return []
+        self._stall(flight.decode.worker, now)
         return [AbandonDecode(request_id=request_id, reason="silent")]
+
+    def _waits_for_pages(self, flight: Flight, now: float) -> bool:
+        """D says that it lives, and has nothing to step with: pages of its prompt are still on their way."""
+        member = self._fleet.workers.get(flight.decode.worker)
+        if member is None or member.left or now - member.heard_s > self._patience.worker_s:
+            return False
+        open_legs = any(leg.reservation is not None or leg.awaits_pages for leg in flight.legs)
+        return open_legs and now - flight.heard_s <= self._patience.pages_s
+
+    def _failed_by(self, flight: Flight) -> set[str]:
+        """Who has failed this answer since it was last written on, the present D included."""
+        return {flight.decode.worker} if flight.writes else flight.tried_decode
 
     def silent_prefills(self, now: float) -> Iterator[Command]:
         """P legs whose worker makes no progress: another computes their prompts. Who tells of none has its lease."""
@@ -135,25 +149,44 @@ class Recovery:
         A plan to go on by, a wait for one, or None: the answer ends here.
         """
         flight = self._flights[request_id]
-        self._give_back(flight, now)
+        self._give_back(flight, now, blamed=True)
         pick = None
         if ask is not None and flight.resumes <= MAX_RESUMES:
             pick = self._chooser.resume(ask, flight.tried_decode, now)
         self._note(flight, reason, tokens, pick, now)
         if ask is None or pick is None:
             return None
-        seconds = _prefill_s(pick)
-        if seconds <= CHEAP_S or (not self._waiting and self._pace.allows(now, self._workers(ask, now))):
+        if self._is_next(ask, pick, now):
             return self._go(flight, ask, pick, now)
-        self._waiting[request_id] = Lost(flight, ask, seconds, now)
+        self._waiting[request_id] = Lost(flight, ask, _prefill_s(pick), now)
         return Waits(request_id=request_id)
 
-    def _give_back(self, flight: Flight, now: float) -> None:
+    def hand_over(self, request_id: str, ask: Ask, *, reason: str, tokens: int, now: float) -> Plan | None:
+        """Its D could write on, and is to be left: where ``ask``, the rest, begins at once. None: nowhere, and nothing
+        has changed."""
+        flight = self._flights.get(request_id)
+        if flight is None or flight.resumes >= MAX_RESUMES:
+            return None
+        pick = self._chooser.resume(ask, {flight.decode.worker}, now)
+        if pick is None or not self._is_next(ask, pick, now):
+            return None
+        self._give_back(flight, now, blamed=False)
+        self._note(flight, reason, tokens, pick, now)
+        return self._go(flight, ask, pick, now)
+
+    def _is_next(self, ask: Ask, pick: Pick, now: float) -> bool:
+        cheap = _prefill_s(pick) <= CHEAP_S
+        return cheap or (not self._waiting and self._pace.allows(now, self._workers(ask, now)))
+
+    def _give_back(self, flight: Flight, now: float, *, blamed: bool) -> None:
         """What the lost life held but for its place at D, which is kept until the next one."""
         if not flight.resumes:
             flight.cached_before = self._cached(flight)
+        if flight.writes or not flight.resumes:
+            # Whoever failed it earlier may be well again.
+            flight.tried_decode, flight.writes = {flight.decode.worker}, False
         flight.resumes += 1
-        self._outcomes.decode_refused(flight, now)
+        self._outcomes.decode_lost(flight, now, blamed=blamed)
         self._waits.drop(flight, now)
         for leg in flight.legs:
             self._outcomes.prefill_failed(leg, now, blamed=False)
@@ -212,8 +245,7 @@ class Recovery:
         """The first piece of the rest is here, ``pause_s`` after the last one before."""
         flight = self._flights[request_id]
         flight.timeline.go_on(flight.decode.worker, pause_s)
-        # Whoever failed it earlier may be well again when this one is lost, too.
-        flight.tried_decode = {flight.decode.worker}
+        flight.writes = True
         self._outcomes.resumed(flight)
         self._loads.computed(flight.decode, now)
         return self._waits.computed(request_id, now)

@@ -107,7 +107,9 @@ class Roster(Generic[Info]):
             raise Refused(f"{info.name} is registered and lives; stop it, or start this one under another name")
         member = self._members[info.name] = Member(info=info, heard_s=now, well_s=now, progress_s=now)
         if old is not None and same:
-            member.links, member.draining = old.links, old.draining
+            member.links, member.draining, member.stalled_s = old.links, old.draining, old.stalled_s
+            if old.progress is not None:  # to dial again is none
+                member.progress, member.progress_s = old.progress, old.progress_s
         return old is not None and not same
 
     def link(self, name: str, incarnation: str, opened: int) -> None:

@@ -69,6 +69,8 @@ class Patience(Value, frozen=True, kw_only=True):
     """A request heard nothing for so long."""
     worker_s: float
     """Its worker showed no life for so long: no heartbeat, or heartbeats that tell of no progress."""
+    pages_s: float = 120.0
+    """A worker that waits for pages may be silent for so long after whoever computes or sends them was heard of."""
     steps: float = 8.0
     """A request waits for at least so many predicted steps."""
 
@@ -77,9 +79,9 @@ class Patience(Value, frozen=True, kw_only=True):
         return silent_s > max(self.stream_s, self.steps * step_s) and worker_silent_s > self.worker_s
 
 
-def patience(dead_after_s: float) -> Patience:
+def patience(dead_after_s: float, transfer_wait_s: float = 120.0) -> Patience:
     """So that a loss is noticed within ``dead_after_s``, a look at the clock every 0.2 s included."""
-    return Patience(stream_s=0.75 * dead_after_s, worker_s=0.5 * dead_after_s)
+    return Patience(stream_s=0.75 * dead_after_s, worker_s=0.5 * dead_after_s, pages_s=transfer_wait_s)
 
 
 class Pace(Value, frozen=True, kw_only=True):

@@ -4,6 +4,7 @@ hand out an answer before it is known to be one."""
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Iterable
 
 from kvrelay.errors import KvrelayError, Lost, Malformed, Overloaded
@@ -17,6 +18,7 @@ from kvrelay.fleet.flight import (
     Refuse,
     SendPrefill,
     Start,
+    Waits,
 )
 from kvrelay.fleet.ledger import Timeline
 from kvrelay.policy.route import Path
@@ -33,6 +35,8 @@ from kvrelay.router.tap import Tap
 from kvrelay.router.tokens import Tokens
 from kvrelay.router.upstream import Reply, Upstream
 from kvrelay.router.wait import Wait
+
+log = logging.getLogger("kvrelay.router")
 
 
 class Exchange:
@@ -84,6 +88,9 @@ class Exchange:
         self._relay: Relay | None = None
         self._abandoned = ""
         """Why the brain gave D up."""
+        self._moving: asyncio.Task[None] | None = None
+        self._planned: Plan | None = None
+        """Where a D that writes on is known before the present one is left."""
         self._lost_s = 0.0
         """Since when the client waits for the next piece."""
         self._written = 0
@@ -113,9 +120,9 @@ class Exchange:
 
     def start(self, plan: Plan) -> None:
         """Send what the brain planned."""
+        self._local = plan.path is Path.LOCAL
         if self._go.done():
             return  # its client hung up while it waited
-        self._local = plan.path is Path.LOCAL
         if self._local and not plan.held:
             self._go.set_result(None)
         for order in plan.prefills:
@@ -134,7 +141,9 @@ class Exchange:
                 self._prefills.send(command.order)
             case AbandonPrefill():
                 self._prefills.abandon(command.index)
-            case AbandonDecode() if self._can_go_on or not command.if_resumable:
+            case AbandonDecode() if command.if_resumable:
+                self._leave_decode(command.reason)
+            case AbandonDecode():
                 self._abandoned = command.reason
                 self._drop_decode()
 
@@ -243,6 +252,30 @@ class Exchange:
 
     # ------------------------------------------------------------ another D writes the rest
 
+    def _leave_decode(self, reason: str) -> None:
+        """D is there and writes: it is left once another one is found that writes on at once."""
+        if self._moving is None and self._can_go_on and not self._lost_s:
+            self._moving = asyncio.create_task(self._move(reason))
+            self._moving.add_done_callback(self._moved)
+
+    async def _move(self, reason: str) -> None:
+        assert self._remains is not None, "only what is journaled goes on"
+        assert self._tap is not None, "only what is journaled goes on"
+        if not await rests_of(self._remains, self._tap, self._tokens):
+            return
+        journal = self._remains.journal
+        if not self._can_go_on or self._lost_s or (ask := self._remains.ask(journal.open)) is None:
+            return  # it came to its end meanwhile, or was lost
+        plan = self._brain.recovery.hand_over(self._id, ask, reason=reason, tokens=journal.tokens, now=self._clock())
+        if plan is not None:
+            self._planned, self._go = plan, asyncio.get_running_loop().create_future()
+            self._drop_decode()
+
+    def _moved(self, task: asyncio.Task[None]) -> None:
+        self._moving = None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("the answer of %s could not be moved", self._id, exc_info=error)
+
     async def go_on(self, reason: str) -> Continuation | None:
         """The rest of the answer from another D; None when there is none. Raises ``Lost``, ``Malformed``, ..."""
         assert self._remains is not None, "only what is journaled goes on"
@@ -252,17 +285,10 @@ class Exchange:
         self._drop_decode()
         reason, self._abandoned = self._abandoned or reason, ""
         rests = await rests_of(self._remains, self._tap, self._tokens)
-        plan = self._brain.recovery.lost(
-            self._id,
-            self._remains.ask([rest.index for rest in rests]),
-            reason=reason,
-            tokens=self.journal_tokens,
-            now=self._clock(),
-        )
+        plan = self._next_plan([rest.index for rest in rests], reason)
         if plan is None:
             return None
         self._prefills.renew([self._remains.rest_of(rest.index) for rest in rests])
-        self._go = asyncio.get_running_loop().create_future()
         if isinstance(plan, Plan):
             self.start(plan)
             self._obey(plan.pulls)
@@ -272,6 +298,16 @@ class Exchange:
             self._replies.append(await self._open_rest(rest))
         self._continuation = Continuation(list(zip(rests, self._replies, strict=True)), self.wait)
         return self._continuation
+
+    def _next_plan(self, open_choices: list[int], reason: str) -> Plan | Waits | None:
+        """Where these choices go on; None when they do not."""
+        assert self._remains is not None, "only what is journaled goes on"
+        planned, self._planned = self._planned, None
+        if planned is not None and open_choices:
+            return planned
+        self._go = asyncio.get_running_loop().create_future()
+        ask, tokens = self._remains.ask(open_choices), self.journal_tokens
+        return self._brain.recovery.lost(self._id, ask, reason=reason, tokens=tokens, now=self._clock())
 
     async def _open_rest(self, rest: RestOfChoice) -> Reply:
         """Raises ``Lost``, ``Rejected``, ``Overloaded``."""
@@ -307,6 +343,8 @@ class Exchange:
         """Drop whatever still runs and give back what was reserved. To be called exactly once."""
         self._prefills.close()
         self._drop_decode()
+        if self._moving is not None:
+            self._moving.cancel()
         if self._continuation is not None:
             self._continuation.close()
         if not self._go.done():

@@ -57,6 +57,18 @@ class ScriptedVllm(FakeVllm):
     """Streams ``script``."""
 
     script: Script = None  # type: ignore[assignment]
+    first: asyncio.Event = field(default_factory=asyncio.Event)
+    """Whoever is asked before it is set refuses, and sets it."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.first.set()
+
+    async def _answer(self, http: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        if not self.first.is_set():
+            self.first.set()
+            return web.Response(status=500)
+        return await super()._answer(http, body)
 
     async def _stream(self, http: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})

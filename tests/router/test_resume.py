@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -272,7 +273,8 @@ async def test_the_only_worker_is_waited_for(model_folder: Path) -> None:
         fleet.cluster.members["d1"].progress = 1
         asked = asyncio.create_task(fleet.ask())
         await until(lambda: fleet.script.struck == 1)
-        await until(lambda: not fleet.cluster.is_ready("d1"))
+        await asyncio.sleep(1.0)  # far longer than it would take to leave it for another
+        assert fleet.cluster.is_ready("d1"), "nobody else would take new requests"
         assert not asked.done()
         await fleet.add("d2")
         assert (await asyncio.wait_for(asked, 5.0)).texts == {0: TEXT}
@@ -319,3 +321,57 @@ async def test_pages_that_the_rest_waits_for_are_asked_of_the_store_that_has_the
         while not isinstance(told := await fleet.cluster.members["s1"].link.recv(), PushOrder):
             pass
     assert told == order
+
+
+async def test_an_answer_goes_on_at_a_worker_of_another_node_that_refused_it_at_first(model_folder: Path) -> None:
+    async with running(model_folder, decodes=0) as fleet:
+        await fleet.cluster.join(store("s2", "127.0.0.1:9002"))
+        fakes = [ScriptedVllm(tokens=fleet.cluster.tokens, script=fleet.script) for _ in range(2)]
+        for number, fake in enumerate(fakes, start=1):
+            await fleet.cluster.add(f"d{number}", Role.DECODE, store_name=f"s{number}", fake=fake)
+        fakes[0].first = fakes[1].first = asyncio.Event()
+        fleet.script.after = 3
+        cut = await fleet.ask(**USAGE)
+        assert (cut.texts, cut.last) == ({0: TEXT}, b"data: [DONE]")
+        assert (fleet.script.struck, sum(len(fake.bodies()) for fake in fakes)) == (1, 3)
+
+
+# ---------------------------------------------------------------- drained
+
+
+async def test_a_stream_leaves_a_worker_that_drains_when_another_can_go_on(fleet: Fleet) -> None:
+    fleet.script.fault, fleet.script.after = "hang", 6
+    asked = asyncio.create_task(fleet.ask(**USAGE))
+    await until(lambda: fleet.script.struck == 1)
+    brain, worker = fleet.cluster.router.brain, hung(fleet)
+    brain.drains.begin(worker, time.monotonic())
+    hand_over(fleet, worker)
+    hand_over(fleet, worker)
+    cut = await asyncio.wait_for(asked, 5.0)
+    assert (cut.texts, cut.last) == ({0: TEXT}, b"data: [DONE]")
+    assert await fleet.cluster.metric('kvrelay_resumes_total{outcome="resumed",reason="drained"}') == 1
+
+
+async def test_a_stream_stays_with_a_worker_that_drains_as_long_as_nobody_can_go_on(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet.script.fault, fleet.script.after = "hang", 6
+    asked = asyncio.create_task(fleet.ask(**USAGE))
+    await until(lambda: fleet.script.struck == 1)
+    brain, worker = fleet.cluster.router.brain, hung(fleet)
+    calls: list[str] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(brain.recovery, "hand_over", lambda name, *_, **__: calls.append(name))
+        brain.drains.begin(worker, time.monotonic())
+        hand_over(fleet, worker)
+        await until(lambda: len(calls) == 1)
+    assert fleet.cluster.workers[worker].in_flight == 1, "it was not hung up on"
+    assert not asked.done()
+    hand_over(fleet, worker)
+    assert (await asyncio.wait_for(asked, 5.0)).texts == {0: TEXT}
+
+
+def hand_over(fleet: Fleet, worker: str) -> None:
+    desk = fleet.cluster.router._readings.desk
+    assert desk is not None
+    desk.obey(fleet.cluster.router.brain.drains.hand_over(worker, time.monotonic()))

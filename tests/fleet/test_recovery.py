@@ -1,0 +1,181 @@
+"""Answers that lose their decode worker, or are to leave it: who counts as lost, and who may write on."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvrelay.fleet.brain import Brain
+from kvrelay.fleet.flight import AbandonDecode, Ask, Plan
+from kvrelay.protocol.feed import Heartbeat, TransferEvent
+from kvrelay.types import Role, Stage
+from tests.fleet.known import ask, known_brain, member
+from tests.fleet.values import begun, store
+
+PROMPT, WRITTEN = (7, 200), (9, 400)
+
+
+def writing(brain: Brain, *, refusals: int = 0) -> str:
+    """The D that writes ``r0``, after others have refused it."""
+    begun(brain, ask("r0", PROMPT))
+    for _ in range(refusals):
+        brain.decode_order("r0", 0.1)
+        assert brain.decode_refused("r0", 0.1)
+    name = brain.decode_order("r0", 0.2).worker
+    brain.first_token("r0", 0.4)
+    return name
+
+
+def rest() -> Ask:
+    return ask("r0", PROMPT, WRITTEN)
+
+
+def leave(brain: Brain) -> Plan | None:
+    return brain.recovery.hand_over("r0", rest(), reason="drained", tokens=40, now=1.0)
+
+
+def test_an_answer_leaves_a_worker_that_drains_for_one_that_refused_it_long_ago() -> None:
+    brain = known_brain([("p0", "s1")], [("d0", "s1"), ("d1", "s1")])
+    lost = writing(brain, refusals=1)
+    brain.drains.begin(lost, 1.0)
+    assert leave(brain) is not None
+    assert brain.decode_order("r0", 1.0).worker not in ("", lost)
+    brain.check_invariants()
+
+
+def test_an_answer_that_lost_its_worker_goes_on_at_one_that_refused_it_long_ago() -> None:
+    brain = known_brain([], [("d0", "s1"), ("d1", "s1")])
+    writing(brain, refusals=1)
+    plan = brain.recovery.lost("r0", rest(), reason="reset", tokens=40, now=1.0)
+    assert isinstance(plan, Plan)
+
+
+def test_whoever_failed_the_rest_is_not_asked_for_it_again() -> None:
+    brain = known_brain([], [("d0", "s1"), ("d1", "s1")])
+    writing(brain)
+    assert isinstance(brain.recovery.lost("r0", rest(), reason="reset", tokens=40, now=1.0), Plan)
+    assert brain.recovery.lost("r0", rest(), reason="reset", tokens=40, now=1.1) is None
+
+
+def test_a_worker_that_drains_is_not_left_for_a_turn_that_has_not_come() -> None:
+    brain = known_brain([], [("d0", "s1"), ("d1", "s1")])
+    worker = writing(brain)
+    for number in range(1, 4):  # their prompts of two seconds each take all that may be computed again
+        begun(brain, ask(f"r{number}", (20 + number, 2000)))
+        brain.first_token(f"r{number}", 0.5)
+        brain.recovery.lost(f"r{number}", ask(f"r{number}", (40 + number, 2000)), reason="reset", tokens=1, now=0.9)
+    before, reserved = brain.ledger.get("r0"), dict(brain.loads.sequences)
+    assert leave(brain) is None
+    assert before is not None
+    assert (before.resumptions, brain.loads.sequences) == ([], reserved), "nothing has changed"
+    assert brain.decode_order("r0", 1.0).worker == worker
+    brain.check_invariants()
+
+
+def test_a_worker_that_is_drained_is_not_to_blame() -> None:
+    brain = known_brain([], [("d0", "s1"), ("d1", "s1")])
+    for number in range(12):
+        begun(brain, ask(f"r{number}", (number, 50)))
+        brain.first_token(f"r{number}", 0.1)
+    brain.drains.begin("d0", 1.0)
+    for command in brain.drains.hand_over("d0", 1.0):
+        name = command.request_id
+        rest = ask(name, (int(name[1:]), 50), (9, 40))
+        assert brain.recovery.hand_over(name, rest, reason="drained", tokens=40, now=1.0) is not None
+    assert brain.loads.sequences["d0"] == 0
+    brain.drains.undo("d0")
+    assert brain.outcomes.breakers.allows("d0", 1.1)
+    assert brain.outcomes.breakers.opened == 0
+
+
+# ---------------------------------------------------------------- who hangs
+
+
+class Beats:
+    """A fleet with short leases whose members say that they live."""
+
+    def __init__(self, *decodes: str) -> None:
+        self.brain = Brain(dead_after_s=2.0, transfer_wait_s=60.0, local_prefill=False)
+        self.brain.members.register_store(store(), 0.0)
+        self.workers = [member("p0", Role.PREFILL), *(member(name, Role.DECODE) for name in decodes)]
+        for info in self.workers:
+            self.brain.register_worker(info, 0.0)
+
+    def silent(self, until_s: float, *, beating: bool = True, p_steps: bool = True) -> AbandonDecode | None:
+        """D writes nothing from 0.1 s on; the first command to leave it. Workers beat, and only P makes progress."""
+        for tenth in range(1, round(until_s * 10)):
+            now = tenth / 10
+            for info in self.workers:
+                if beating or info.name == "p0":
+                    steps = tenth if info.name == "p0" and p_steps else 0
+                    self.brain.members.heartbeat(
+                        info,
+                        Heartbeat(
+                            name=info.name, incarnation=info.incarnation, healthy=True, counts={}, progress=steps
+                        ),
+                        now,
+                    )
+            for command in self.brain.recovery.unanswered("r0", 0.1, now):
+                assert isinstance(command, AbandonDecode)
+                return command
+        return None
+
+    def asked(self) -> str:
+        """``r0`` is with P and with D; its transfer."""
+        begun(self.brain, ask("r0", (7, 1000)))
+        transfer = "r0/0/0"
+        self.brain.prefill_sent("r0", 0.0)
+        self.brain.transfer_event(TransferEvent(store="s1", transfer=transfer, stage=Stage.LAST_CHUNK), 0.1)
+        self.brain.decode_order("r0", 0.1)
+        return transfer
+
+
+@pytest.mark.parametrize("computed", [False, True], ids=["P computes", "pages travel"])
+def test_a_d_that_waits_for_pages_does_not_hang(computed: bool) -> None:
+    beats = Beats("d0", "d1")
+    beats.asked()
+    if computed:
+        beats.brain.prefill_finished("r0", 0, 0, 0.2)
+    assert beats.silent(9.0) is None
+    assert (beats.brain.recovery.stalls, len(beats.brain.fleet.workers.usable(9.0))) == (0, 3)
+
+
+def test_a_d_that_has_all_pages_and_makes_no_progress_hangs() -> None:
+    beats = Beats("d0", "d1")
+    transfer = beats.asked()
+    beats.brain.prefill_finished("r0", 0, 0, 0.2)
+    beats.brain.transfer_event(TransferEvent(store="s1", transfer=transfer, stage=Stage.ARRIVED), 0.3)
+    assert beats.silent(9.0) is not None
+    assert beats.brain.recovery.stalls == 1
+
+
+def test_a_d_that_falls_silent_hangs_whatever_it_waited_for() -> None:
+    beats = Beats("d0", "d1")
+    beats.asked()
+    assert beats.silent(9.0, beating=False) is not None
+
+
+def test_nobody_waits_for_pages_for_ever() -> None:
+    beats = Beats("d0", "d1")
+    beats.asked()
+    beats.brain.prefill_finished("r0", 0, 0, 0.2)
+    assert beats.silent(59.0) is None
+    assert beats.silent(62.0) is not None
+
+
+def test_the_only_d_gets_work_however_long_it_is_silent() -> None:
+    beats = Beats("d0")
+    transfer = beats.asked()
+    beats.brain.prefill_finished("r0", 0, 0, 0.2)
+    beats.brain.transfer_event(TransferEvent(store="s1", transfer=transfer, stage=Stage.ARRIVED), 0.3)
+    assert beats.silent(9.0) is None
+    assert beats.brain.fleet.workers.is_usable("d0", 9.0)
+
+
+def test_a_worker_that_hangs_does_not_get_work_for_dialling_again() -> None:
+    beats = Beats("d0", "d1")
+    roster = beats.brain.fleet.workers
+    roster.hear("d0", "i1", healthy=True, counts={}, now=0.1, progress=5)
+    roster.stall("d0", 0.2)
+    beats.brain.register_worker(beats.workers[1], 0.3)
+    assert not roster.is_usable("d0", 0.3)
+    assert roster.silent_s("d0", 0.3) == pytest.approx(0.2)
