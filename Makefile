@@ -7,7 +7,7 @@ WORKERS ?= 3
 PIP    := $(BIN)/python -m pip install -qq --no-deps --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up test check lint bench bench-handoff bench-index bench-recovery bench-router docs reference lock clean
+.PHONY: help install demo up test check lint bench bench-handoff bench-index bench-mixed bench-recovery bench-router docs reference lock clean
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-builtin-rules
 # Without its bytecode every one of hundreds of processes compiles kvrelay anew, and pytest every test.
@@ -47,6 +47,9 @@ bench-handoff: install ## measure the hand-off beside vLLM's own, print one tabl
 
 bench-recovery: install ## kill, stop and drain mock workers, routers and stores, and take the times; QUICK=1 is shorter, STAGES="decode chaos" picks
 	@$(BIN)/python -m benchmarks.recovery $(if $(QUICK),--quick) $(STAGES)
+
+bench-mixed: install ## measure the mixed load beside vLLM unsplit and split; QUICK=1 is shorter, STAGES="kvrelay nixl" picks
+	@$(BIN)/python -m benchmarks.mixed $(if $(QUICK),--quick) $(STAGES)
 
 bench-router: install ## measure the router beside vllm-router and Dynamo on mocks; QUICK=1 is shorter, STAGES="kvrelay dynamo" picks
 	@$(BIN)/python -m benchmarks.router $(if $(QUICK),--quick) $(STAGES)

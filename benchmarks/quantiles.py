@@ -19,11 +19,12 @@ def ms(seconds: float) -> float:
 
 
 def spread_ms(values: Iterable[float]) -> dict[str, float]:
-    """Count, p50, p99 and maximum of ``values`` in seconds."""
+    """Count, p50, p99, p99.9 and maximum of ``values`` in seconds."""
     kept = list(values)
     return {
         "n": len(kept),
         "p50_ms": ms(quantile(kept, 0.5)),
         "p99_ms": ms(quantile(kept, 0.99)),
+        "p999_ms": ms(quantile(kept, 0.999)),
         "max_ms": ms(quantile(kept, 1.0)),
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import NamedTuple, NewType
@@ -151,13 +150,9 @@ class Engine(Value, frozen=True, kw_only=True):
     """Ranks that share the model's heads."""
 
     @property
-    def overtaken_share(self) -> float:
-        """Of the time that a prompt takes which comes later, what a long one before it takes of the engine meanwhile.
-
-        Infinite where prompts are computed strictly one after the other.
-        """
-        left = self.max_batched_tokens - self.shared_chunk_tokens
-        return self.shared_chunk_tokens / left if 0 < self.shared_chunk_tokens < self.max_batched_tokens else math.inf
+    def lets_pass(self) -> bool:
+        """Whether long prompts stand back for much shorter ones after a step (``connector.short_first``)."""
+        return 0 < self.shared_chunk_tokens < self.max_batched_tokens
 
     @property
     def page_writers(self) -> int:

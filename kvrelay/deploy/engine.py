@@ -93,10 +93,18 @@ def engine_command(spec: EngineSpec) -> list[str]:
         "--disable-uvicorn-access-log",
         *_sizes(spec),
         *_transfer(spec),
+        *_order(spec),
         *(("--kv-events-config", publish(spec.events)) if spec.events else ()),
         *spec.extra_flags,
     ]
     return [sys.executable, "-m", "kvrelay.deploy.engine_main", *flags]
+
+
+def _order(spec: EngineSpec) -> list[str]:
+    """A plain engine is to be stock, and where one prompt may take whole steps, the operator wants them in order."""
+    if spec.connector is None or not spec.shared_chunk_tokens:
+        return []
+    return ["--scheduler-cls", "kvrelay.connector.short_first.ShortFirst"]
 
 
 def _shared_chunk_tokens(spec: EngineSpec) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 
+from kvrelay.policy.patience import stands_back
 from kvrelay.types import Value
 
 
@@ -54,10 +55,11 @@ class Backlog:
         # Anew, and not less what has gone: sums of floats would drift.
         self._sum_s = sum(promise.seconds for promise in self._promises.values())
 
-    def wait_s(self, now: float, at_most_s: float = math.inf) -> float:
-        """Seconds by which the promised prompts delay one that comes now.
+    def wait_s(self, now: float, own_s: float = math.inf, step_s: float = 0.0) -> float:
+        """Seconds by which the promised prompts delay one that comes now and takes ``own_s`` itself.
 
-        None of them delays it by more than ``at_most_s``: an engine that shares its steps lets a short prompt overtake.
+        Much longer ones stand back for it; the one that is being computed ends its step before, in ``step_s``. With
+        infinite ``own_s`` all are computed in the order of their arrival.
         """
         if self._promises:
             self._expire(now)
@@ -65,9 +67,10 @@ class Backlog:
             return 0.0
         head, *others = self._promises.values()
         left_s = head.seconds - min(head.seconds, max(0.0, now - self._head_since_s))
-        if at_most_s == math.inf:
+        if own_s == math.inf:
             return self._sum_s - head.seconds + left_s
-        return min(left_s, at_most_s) + sum(min(other.seconds, at_most_s) for other in others)
+        first_s = min(left_s, step_s) if stands_back(left_s, own_s) else left_s
+        return first_s + sum(other.seconds for other in others if not stands_back(other.seconds, own_s))
 
     def _expire(self, now: float) -> None:
         while self._promises:

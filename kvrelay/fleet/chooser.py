@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Sequence
 
 import numpy as np
@@ -17,7 +18,7 @@ from kvrelay.fleet.reach import Reach
 from kvrelay.fleet.workers import Fleet, Handoff
 from kvrelay.policy.cost import Flags, Prompt, Readers, Ways, Writers, uncached_tokens
 from kvrelay.policy.fit import Floats
-from kvrelay.policy.perf import prefill_seconds
+from kvrelay.policy.perf import beside_a_step, prefill_seconds
 from kvrelay.policy.route import Decision, choose
 from kvrelay.types import PromptNames, Role, Value, WorkerInfo
 
@@ -195,13 +196,16 @@ class Chooser:
         if waited_for:
             sources = self._reach.added(sources, place, waited_for, depths, prompt.tokens, now)
         rates = self._experience.rates(names)[Law.PREFILL.value]
-        # Without what is cached, which differs from worker to worker: a prompt that is short is so anyway.
-        own_s = prefill_seconds(rates, np.array([prompt.tokens]), np.zeros(1))
-        at_most_s = (place.overtaken_share * own_s).tolist()
+        new = np.maximum(1.0, prompt.tokens - sources.tokens.max(axis=0, initial=0.0))
+        own_s = prefill_seconds(rates, new, prompt.tokens - new)
+        own_s = np.where(np.isfinite(place.passing_tokens), own_s, np.inf)
+        # It comes in the middle of a step, on average.
+        step_s = prefill_seconds(rates, place.passing_tokens, np.zeros(1)) / 2
+        waits = zip(names, own_s.tolist(), step_s.tolist(), strict=True)
         return Readers(
             names=names,
             rates=rates,
-            queue_s=_row([loads.wait_s(name, now, most) for name, most in zip(names, at_most_s, strict=True)]),
+            queue_s=_row([loads.wait_s(name, now, own, step) for name, own, step in waits]),
             sources=sources,
             token_bytes=place.token_bytes,
             last_chosen=np.array([loads.last_chosen(name) for name in names], dtype=np.int64),
@@ -210,7 +214,7 @@ class Chooser:
     def _writers(self, place: Place, readers: Readers, computes: Flags, prompt: Prompt) -> Writers:
         loads, rates = self._loads, self._experience.rates(readers.names)
         return Writers(
-            readers=readers,
+            readers=dataclasses.replace(readers, rates=beside_a_step(readers.rates, rates[Law.STEP.value])),
             step_rates=rates[Law.STEP.value],
             answer_s=rates[Law.ANSWER.value][0],
             sequences=_row([loads.sequences[name] for name in readers.names]),

@@ -16,12 +16,10 @@ from kvrelay.fleet.waiting import Waiting, WaitingRooms
 from kvrelay.fleet.workers import Fleet
 from kvrelay.policy.admit import RETRY_AFTER_S, Accepted, Limits, Outlook, Turned, admit, judge
 from kvrelay.policy.cost import Item
+from kvrelay.policy.patience import MUCH_LONGER
 
 SURE_AFTER = 8
 """Prefills seen of a worker before somebody is refused for what it is predicted to take."""
-MUCH_SHORTER = 4.0
-"""A prompt overtakes those that wait in the router when they take so many times as long on average: a P that shares its
-steps computes it beside them, and hardly slower for it."""
 CRUMB_SHARE = 0.02
 """Of D's KV: who overtakes takes no more, since those that wait may do so for KV."""
 ALWAYS_QUEUED = 2
@@ -101,9 +99,9 @@ class Door:
         """Much shorter than those that wait, which take ``mean_s`` on average, and no more than a crumb of the KV that
         they may be waiting for."""
         own_s, reader = dict(pick.decision.chosen.items)[Item.PREFILL], pick.prefill or pick.decode
-        much_shorter = mean_s > 0.0 and MUCH_SHORTER * own_s <= mean_s
+        much_shorter = mean_s > 0.0 and MUCH_LONGER * own_s <= mean_s
         crumb = pick.kv_tokens <= CRUMB_SHARE * pick.decode.engine.kv_tokens
-        return much_shorter and crumb and reader.engine.overtaken_share < math.inf
+        return much_shorter and crumb and reader.engine.lets_pass
 
     def has_room(self, pick: Pick, *, alone: bool, now: float) -> bool:
         """D has KV for the whole answer before P begins, and P's own queue is short."""
@@ -115,8 +113,8 @@ class Door:
 
     def _is_short(self, pick: Pick, now: float) -> bool:
         reader, items = pick.prefill or pick.decode, dict(pick.decision.chosen.items)
-        at_most_s = reader.engine.overtaken_share * items[Item.PREFILL]
-        queued_s = self._loads.wait_s(reader.name, now, at_most_s)
+        own_s = items[Item.PREFILL] if reader.engine.lets_pass else math.inf
+        queued_s = self._loads.wait_s(reader.name, now, own_s)
         return self._loads.prompts(reader.name) < ALWAYS_QUEUED or queued_s <= self._limits.queue_s
 
     def overdue(self, now: float) -> list[Refuse]:

@@ -3,6 +3,7 @@ nobody comes or goes, since comparing all pairs takes longer than to choose one.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from kvrelay.fleet.workers import Fleet, Handoff
 from kvrelay.identity import root_of
 from kvrelay.policy.cost import Flags, Integers
 from kvrelay.policy.fit import Floats
-from kvrelay.types import Fingerprint, PageName, WorkerInfo
+from kvrelay.types import Engine, Fingerprint, PageName, WorkerInfo
 
 MAX_NAMINGS = 4
 """Ways to name pages that are asked about for each prompt: naming 10k tokens takes 0.25 ms. Workers of further kinds
@@ -31,8 +32,8 @@ class Place:
     names: tuple[str, ...]
     kv_tokens: Floats
     """Capacity of each."""
-    overtaken_share: Floats
-    """See ``Engine``."""
+    passing_tokens: Floats
+    """Of the step that a much shorter prompt waits for before it passes; infinite where none may pass."""
     stores: Integers
     """Rows of ``Links``."""
     store_keys: tuple[str, ...]
@@ -113,7 +114,7 @@ class Grounds:
             workers=workers,
             names=tuple(worker.name for worker in workers),
             kv_tokens=np.array([worker.engine.kv_tokens for worker in workers], dtype=np.float64),
-            overtaken_share=np.array([worker.engine.overtaken_share for worker in workers], dtype=np.float64),
+            passing_tokens=np.array([_passing_tokens(worker.engine) for worker in workers], dtype=np.float64),
             stores=self._links.rows(stores),
             store_keys=tuple(map(store_key, stores)),
             roots=roots,
@@ -136,6 +137,10 @@ def _positions(workers: Sequence[WorkerInfo]) -> dict[str, list[int]]:
         for holder in (worker.name, store_key(worker.store)):
             found.setdefault(holder, []).append(position)
     return found
+
+
+def _passing_tokens(engine: Engine) -> float:
+    return engine.max_batched_tokens if engine.lets_pass else math.inf
 
 
 def _namings(workers: Sequence[WorkerInfo]) -> dict[PageName, Fingerprint]:

@@ -32,8 +32,8 @@ class Lessons:
         leg.alone_since_s = now if alone else None
 
     def computed(self, leg: PromptLeg, now: float) -> None:
-        """P answered: how long it computed."""
-        begun_s = leg.begun_s if leg.begun_s is not None else leg.alone_since_s
+        """P answered: how long it took, its way there included, which no other item of the sum has."""
+        begun_s = leg.alone_since_s if leg.alone_since_s is not None else leg.begun_s
         if leg.reservation is None or leg.cached_tokens is None or begun_s is None:
             return
         new = uncached_tokens(leg.prompt_tokens, leg.cached_tokens)
@@ -71,7 +71,9 @@ class Lessons:
             return
         tokens = sum(flight.ask.facts.prompt_tokens)
         answer_s = self._experience.answer(flight.decode.worker).rates[0]
-        prefill_s = now - flight.ask.received_s - sent_s - answer_s
+        # The first step begins anyway: a prompt that is computed in it takes no start of its own.
+        begin_s = self._experience.step(flight.decode.worker).rates[0]
+        prefill_s = now - flight.ask.received_s - sent_s - answer_s + begin_s
         self._experience.saw(flight.decode.worker, lambda perf: perf.saw_prefill(tokens, 0, prefill_s))
 
     def finished(self, flight: Flight, now: float) -> None:

@@ -62,10 +62,10 @@ class Loads:
     def last_chosen(self, worker: str) -> int:
         return self._chosen.get(worker, 0)
 
-    def wait_s(self, worker: str, now: float, at_most_s: float = math.inf) -> float:
+    def wait_s(self, worker: str, now: float, own_s: float = math.inf, step_s: float = 0.0) -> float:
         """Seconds by which promised prompts delay one that comes to ``worker`` now; see ``Backlog.wait_s``."""
         backlog = self._backlogs.get(worker)
-        return backlog.wait_s(now, at_most_s) if backlog else 0.0
+        return backlog.wait_s(now, own_s, step_s) if backlog else 0.0
 
     def prompts(self, worker: str) -> int:
         """How many prompts ``worker`` has still to compute."""

@@ -107,7 +107,7 @@ class Prefixes:
 
     def _comes_by_itself(self, prompt: Outgoing, work: Work) -> bool:
         """Its worker computes it before, since it computes prompts one after the other."""
-        return work.worker == prompt.reader.name and math.isinf(prompt.reader.engine.overtaken_share)
+        return work.worker == prompt.reader.name and not prompt.reader.engine.lets_pass
 
     def _hold(self, prompt: Outgoing, work: Work, now: float) -> Hold:
         predicted_s = HOLD_S + work.remaining_s(prompt.cached, now)

@@ -75,7 +75,7 @@ class Reach:
             for here in place.at.get(work.worker or "", ()):
                 near[row, here] = True
                 # An engine that computes prompts one after the other need not be held back for its own.
-                seconds[row, here] = ready_s[row, 0] + (0.0 if place.overtaken_share[here] == np.inf else HOLD_S)
+                seconds[row, here] = ready_s[row, 0] + (0.0 if place.passing_tokens[here] == np.inf else HOLD_S)
         return Sources(
             tuple(Source(Kind.UNDERWAY, work.key) for work, _ in works),
             np.where(near & of_kind, pages * place.page_tokens, 0.0),

@@ -25,6 +25,11 @@ LONGEST_HOLD_S = 30.0
 """Predicted waits for a prefix beyond this are not offered."""
 MOST_HOLDS = 2
 """Times that one prompt waits for a prefix; the second one is for the case that the first one's worker died."""
+MUCH_LONGER = 4.0
+"""A prompt that has so many times as much left to compute lets another one go first: that costs it little, and saves
+the other most of its wait. Prompts of about the same length gain nothing by changing places."""
+MAX_HELD_STEPS = 4
+"""Steps in a row that a prompt stands back for others: it gets a part of every fifth one, however many they are."""
 
 
 def held_until_s(now: float, predicted_s: float) -> float:
@@ -35,3 +40,8 @@ def held_until_s(now: float, predicted_s: float) -> float:
 def longest_hold_s(transfer_wait_s: float) -> float:
     """Nobody is held for so long that its silence would count as that of a prefill worker."""
     return max(0.0, min(LONGEST_HOLD_S, (transfer_wait_s - HELD_SLACK_S) / (1.0 + HELD_MARGIN)))
+
+
+def stands_back(tokens: float, others_tokens: float) -> bool:
+    """Whether a prompt with ``tokens`` left to compute lets one with ``others_tokens`` go first."""
+    return tokens >= MUCH_LONGER * others_tokens

@@ -27,6 +27,12 @@ def prefill_seconds(rates: Floats, new_tokens: Floats, past_tokens: Floats) -> F
     return np.asarray(rates[0] + rates[1] * new_tokens + rates[2] * pairs)
 
 
+def beside_a_step(prefill_rates: Floats, step_rates: Floats) -> Floats:
+    """Vector form: what a prefill adds to a step that begins anyway, as rates like ``prefill_rates``."""
+    start = np.maximum(0.0, prefill_rates[0] - step_rates[0])
+    return np.stack([start, prefill_rates[1], prefill_rates[2]])
+
+
 def step_seconds(rates: Floats, sequences: Floats, kv_tokens: Floats) -> Floats:
     """Vector form of a decode step: ``rates`` is ``[3][worker]``; seconds by worker."""
     return np.asarray(rates[0] + rates[1] * sequences + rates[2] * kv_tokens)

@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 from benchmarks import load
-from benchmarks.load import LONG_TOKENS, STREAM_TOKENS, Tally
+from benchmarks.answers import Answer
+from benchmarks.load import LONG_TOKENS, STREAM_TOKENS, Window
+from benchmarks.split import Handed
 from tests.benchmarks.fake_split import FakeSplit
+
+
+def handed(*token_s: float, sent_s: float = 0.0, gap_s: float | None = 0.05) -> Handed:
+    answer = Answer(request_id="r", sent_s=sent_s, token_s=token_s)
+    return Handed(answer=answer, prefill_s=None, gap_s=gap_s)
 
 
 async def test_streams_ask_again_until_the_time_is_over() -> None:
     split = FakeSplit()
-    figures = await load.measure(split, 0.05, lambda line: None)
-    assert figures["stream_ttft"]["n"] > 1
+    await load.measure(split, 0.05, lambda line: None, warm_up_s=0.0)
+    assert len(split.prompts) > 2
     assert {len(prompt) for prompt in split.prompts} == {STREAM_TOKENS[0], LONG_TOKENS[0]}
 
 
-async def test_gaps_are_those_of_all_requests_and_latencies_between_tokens_of_the_streams_alone() -> None:
-    split = FakeSplit()
-    tally = Tally(streams=[await split.ask([1], 3)], longs=[await split.ask([1], 5)])
-    figures = tally.figures(duration_s=2.0)
-    assert figures["gap"]["n"] == 2
-    assert figures["stream_itl"]["n"] == 2
-    assert figures["tokens_per_s"] == 4.0
+def test_gaps_are_those_of_all_requests_and_latencies_between_tokens_of_the_streams_alone() -> None:
+    window = Window(0.0, 2.0, streams=[handed(0.1, 0.2, 0.3)], longs=[handed(0.2, 0.4), handed(1.0, gap_s=None)])
+    figures = window.figures()
+    assert (figures["requests"], figures["gap"]["n"], figures["stream_itl"]["n"]) == (3, 2, 2)
+    assert figures["tokens_per_s"] == 3.0
+
+
+def test_requests_count_by_when_they_were_sent_and_tokens_by_when_they_came() -> None:
+    early, late = handed(0.9, 1.1, sent_s=0.5), handed(1.8, 2.5, sent_s=1.5)
+    figures = Window(1.0, 2.0, streams=[early, late]).figures()
+    assert (figures["requests"], figures["stream_ttft"]["max_ms"]) == (1, 300.0)
+    assert (figures["stream_itl"]["n"], figures["stream_itl"]["max_ms"]) == (1, 200.0)
+    assert figures["tokens_per_s"] == 2.0

@@ -19,4 +19,4 @@ def test_nothing_measured_is_no_number() -> None:
 
 
 def test_a_spread_is_in_milliseconds_and_says_of_how_many() -> None:
-    assert spread_ms([0.002, 0.001]) == {"n": 2, "p50_ms": 1.0, "p99_ms": 2.0, "max_ms": 2.0}
+    assert spread_ms([0.002, 0.001]) == {"n": 2, "p50_ms": 1.0, "p99_ms": 2.0, "p999_ms": 2.0, "max_ms": 2.0}

@@ -45,12 +45,20 @@ def test_a_prompt_that_nobody_tells_of_is_done_when_its_time_has_passed() -> Non
 
 
 @pytest.mark.parametrize(
-    ("at_most_s", "now", "wait_s"), [(math.inf, 10.0, 5.0), (0.1, 10.0, 0.2), (2.5, 11.0, 3.5), (0.5, 12.0, 0.5)]
+    ("own_s", "now", "wait_s"),
+    [
+        (math.inf, 10.0, 6.0),
+        (1.0, 10.0, 6.0),  # not much shorter than any
+        (0.5, 10.0, 1.25),  # much shorter than both long ones: the first ends its step, the second stands back
+        (0.5, 11.875, 1.125),  # it is almost done
+        (0.2, 10.0, 0.25),
+    ],
 )
-def test_a_short_prompt_is_delayed_by_each_long_one_only_while_it_is_computed(
-    at_most_s: float, now: float, wait_s: float
+def test_a_short_prompt_waits_for_a_step_of_much_longer_ones_and_for_the_others(
+    own_s: float, now: float, wait_s: float
 ) -> None:
-    assert backlog(2.0, 3.0).wait_s(now, at_most_s) == pytest.approx(wait_s)
+    line = backlog(2.0, 3.0, 1.0)
+    assert line.wait_s(now, own_s, step_s=0.25) == pytest.approx(wait_s)
 
 
 def test_its_repr_is_a_status_line() -> None:

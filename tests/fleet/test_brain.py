@@ -245,7 +245,7 @@ def test_roles_decide_whether_a_request_is_split(prefill: int, decode: int, both
 
 def test_a_both_worker_prefills_for_a_decode_worker() -> None:
     brain = fleet(prefill=0, decode=1, both=1)
-    plans = [begin(brain, ask(f"r{number}")) for number in range(4)]
+    plans = [begin(brain, ask(f"r{number}", (1000,))) for number in range(8)]
     orders = [order.worker for plan in plans for order in plan.prefills]
     assert orders
     assert set(orders) == {"both-0"}

@@ -23,7 +23,7 @@ def place(*workers: str, root: PageName = ROOT, page_tokens: int = 4) -> Place:
         workers=(),
         names=workers,
         kv_tokens=fill,
-        overtaken_share=fill,
+        passing_tokens=fill,
         stores=np.zeros(many, dtype=np.int64),
         store_keys=(store_key("s1"),) * many,
         roots=roots,

@@ -23,17 +23,20 @@ BYTES = OLD[1] // PAGE * fingerprint().format.page_bytes
 
 
 def two_nodes(prefills: tuple[tuple[str, str], ...] = (("p1", "s1"), ("p2", "s2"))) -> Brain:
-    """The store of the second node has the prefix; no engine has it any more."""
-    brain = known_brain(prefills)
+    """The store of the second node has the prefix; no engine has it any more.
+
+    Prompts are computed strictly in order: elsewhere one whose prefix is there would not queue behind a long one.
+    """
+    brain = known_brain(prefills, shares=False)
     Told(brain).has(FAR, prompt_names(OLD), 0.0)
     return brain
 
 
 def busy(brain: Brain, worker: str, now: float = 0.0) -> None:
-    """``worker`` gets three seconds to compute, and the others nothing."""
+    """``worker`` gets a second and a half to compute, and the others nothing."""
     for number in range(8):
         name = f"busy-{now}-{number}"
-        plan = begun(brain, ask(name, (1000 + int(now * 100) + number, 3000), now=now), now)
+        plan = begun(brain, ask(name, (1000 + int(now * 100) + number, 1500), now=now), now)
         brain.prefill_sent(name, now)
         if plan.prefills[0].worker != worker:
             brain.finish(name, status=499, output_tokens=0, now=now)

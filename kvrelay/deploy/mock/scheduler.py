@@ -6,13 +6,14 @@ It must never do I/O or read a clock: ``now`` comes in, and what a step would ta
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvrelay import identity
 from kvrelay.deploy.mock.author import Author, advance
 from kvrelay.deploy.mock.kv_cache import KvCache
+from kvrelay.deploy.mock.order import Order
 from kvrelay.deploy.mock.sequence import Ending, Sequence
 from kvrelay.deploy.mock.timing import Chunk, Timing
 from kvrelay.types import Value
@@ -88,6 +89,9 @@ class Scheduler:
         self._loading: dict[Sequence, float] = {}
         """With the time at which the load ends."""
         self._running: dict[Sequence, None] = {}
+        self._order = Order()
+        self._held: Collection[Sequence] = ()
+        """Those of the running ones that have no part in this step."""
 
     def __repr__(self) -> str:
         return f"<Scheduler {self.running} running, {self.waiting} waiting, {self.cache!r}>"
@@ -127,7 +131,8 @@ class Scheduler:
         self._finish_loads(now)
         budget = self._limits.max_batched_tokens
         parts: dict[Sequence, int] = {}
-        for sequence in list(self._running):
+        self._held = self._order.stand_back(self._running, self._waiting) if self._limits.shared_chunk_tokens else ()
+        for sequence in [each for each in self._running if each not in self._held]:
             count = min(self._share(sequence), budget)
             if count and sequence in self._running and self._make_room(sequence, sequence.computed + count):
                 parts[sequence] = count
@@ -141,7 +146,7 @@ class Scheduler:
     def _share(self, sequence: Sequence) -> int:
         """How many tokens of ``sequence`` one step computes at most."""
         limit = self._limits.shared_chunk_tokens
-        alone = self.running + self.waiting <= 1
+        alone = self.running + self.waiting - len(self._held) <= 1
         return sequence.missing if alone or not limit else min(sequence.missing, limit)
 
     def _admit(self, budget: int, now: float) -> Iterator[tuple[Sequence, int]]:

@@ -99,11 +99,25 @@ def test_running_answers_go_on_beside_a_long_prompt() -> None:
 
 
 def test_a_long_prompt_shares_its_steps_only_when_it_is_not_alone() -> None:
-    bench, long, short = Bench(budget=16, shared=6), sequence(100), sequence([9] * 5)
+    bench, long, other = Bench(budget=16, shared=6), sequence(100), sequence([9] * 40)
     bench.add(long)
     assert bench.step() == {long: 16}
-    bench.add(short)
+    bench.add(other)
+    assert bench.step() == {long: 6, other: 6}
+
+
+def test_a_long_prompt_stands_back_for_much_shorter_ones_but_not_for_ever() -> None:
+    bench, long = Bench(budget=16, shared=6), sequence(200)
+    bench.add(long)
+    bench.step()
+    for number in range(4):
+        short = sequence([9 + number] * 5, max_tokens=1)
+        bench.add(short)
+        assert bench.step() == {short: 5}
+    bench.add(short := sequence([30] * 5, max_tokens=1))
     assert bench.step() == {long: 6, short: 5}
+    bench.add(sequence(100))
+    assert bench.step()[long] == 6, "which is not much shorter"
 
 
 def test_what_is_cached_is_not_computed_again_but_for_the_last_token() -> None:
