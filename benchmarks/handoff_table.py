@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from benchmarks.transports import SOCKETS
 from kvrelay.types import Value
 
 _PEERS = ("pull", "push")
@@ -184,7 +185,7 @@ def _transports(found: Figures) -> Iterator[Row]:
         raw = speeds.get("NIXL alone")
         yield Row(
             what=f"{load}, store to store, {transport}, loopback",
-            peer="-",
+            peer=f"{SOCKETS} {speeds[SOCKETS]:g} GB/s" if SOCKETS in speeds else "-",
             ours=f"{speeds[transport]:g} GB/s",
             target=f">= {least:g} GB/s",
             met=speeds[transport] >= least,

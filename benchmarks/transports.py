@@ -6,16 +6,17 @@ import json
 import statistics
 from collections.abc import Sequence
 
-from benchmarks import links
+from benchmarks import links, sockets
 from benchmarks.links import LOADS, Load, measured_s
 from kvrelay.types import Transport
 
 ONE_STREAM = "tcp, one stream"
+SOCKETS = "sockets and checksums alone"
 
 
 def speeds(load: Load) -> dict[str, float]:
-    """Median GB/s of each transport, store to store, and of NIXL alone."""
-    seconds = {ONE_STREAM: measured_s(Transport.TCP, load, streams=1)}
+    """Median GB/s of each transport, store to store, and of plain sockets and NIXL alone."""
+    seconds = {SOCKETS: sockets.raw_tcp(load, verify=True), ONE_STREAM: measured_s(Transport.TCP, load, streams=1)}
     seconds |= {str(transport): measured_s(transport, load) for transport in links.TRANSPORTS}
     if Transport.NIXL in links.TRANSPORTS:
         seconds["NIXL alone"] = links.raw_nixl(load)

@@ -14,7 +14,7 @@ from kvrelay.store.arena import Arena, Bools, Ints, checksums
 from kvrelay.store.segments import Columns, begins_run
 
 PIECE_BYTES = 4 << 20
-"""Received, or verified, at a time: a batch as our own senders make them, and so little that nobody waits for long."""
+"""Received, or verified, at a time: so little that nobody waits for long."""
 
 
 @dataclass(slots=True)

@@ -33,13 +33,21 @@ class Streams:
 
     @classmethod
     async def open(cls, line: Line, address: str, key: bytes, sender: str, met: Met, count: int) -> Streams:
-        """Dial ``count`` links. Raises ``Lost``, ``Refused``, ``Malformed``."""
+        """Dial ``count`` links, all at the same time. Raises ``Lost``, ``Refused``, ``Malformed``."""
         links: list[Channel] = []
+
+        async def dial() -> None:
+            link = await channel.connect(address, key, sender=sender, purpose="data")
+            links.append(link)
+            await link.send(Join(ticket=met.ticket), stall_s=line.stall_s)
+
+        dials = [asyncio.ensure_future(dial()) for _ in range(count)]
         try:
-            for _ in range(count):
-                links.append(await channel.connect(address, key, sender=sender, purpose="data"))
-                await links[-1].send(Join(ticket=met.ticket), stall_s=line.stall_s)
+            await asyncio.gather(*dials)
         except BaseException:
+            for each in dials:
+                each.cancel()
+            await asyncio.gather(*dials, return_exceptions=True)
             for link in links:
                 link.close()
             raise
