@@ -40,7 +40,7 @@ from kvrelay.fleet.workers import Fleet
 from kvrelay.policy.admit import RETRY_AFTER_S, Limits
 from kvrelay.policy.patience import longest_hold_s
 from kvrelay.policy.recover import patience
-from kvrelay.protocol.feed import TransferEvent
+from kvrelay.protocol.feed import PageEvents, PageSnapshot, PagesWanted, TransferEvent
 from kvrelay.types import Fingerprint, PageName, Stage, StoreInfo, WorkerInfo
 
 _LEG_STATES = {Stage.STARTED: LegState.STARTED, Stage.LAST_CHUNK: LegState.LAST_CHUNK}
@@ -106,13 +106,24 @@ class Brain:
 
         Raises ``Malformed``, ``Refused``.
         """
-        return self._abandon(worker.name, decode_too=True) if self.members.register_worker(worker, now) else []
+        if not self.members.register_worker(worker, now):
+            return []
+        return self._abandon(worker.name, decode_too=True) + self.waits.flush(now)
 
-    def leaving(self, member: WorkerInfo | StoreInfo) -> list[Command]:
+    def leaving(self, member: WorkerInfo | StoreInfo, now: float) -> list[Command]:
         """A clean goodbye."""
         if not self.members.leave(member) or isinstance(member, StoreInfo):
             return []
-        return self._abandon(member.name, decode_too=True)
+        return self._abandon(member.name, decode_too=True) + self.waits.flush(now)
+
+    def pages(
+        self, member: WorkerInfo | StoreInfo, message: PageEvents | PageSnapshot, now: float
+    ) -> tuple[PagesWanted | None, list[Command]]:
+        """A member tells of its pages: what to ask it for, and what may go on now."""
+        before = self.index.applied
+        wanted = self.members.pages(member, message, now)
+        news = self.index.applied > before  # else it is of a former life, or something before it is missing
+        return wanted, self.waits.pages_seen(member, message, now) if news else []
 
     def tick(self, now: float) -> list[Command]:
         """Time passed: notice silent members and silent prefills."""
@@ -261,7 +272,10 @@ class Brain:
         return self._decode_orders.of(flight, now)
 
     def decode_refused(self, request_id: str, now: float) -> bool:
-        """D failed before its first byte reached the client; False when no other D is left."""
+        """D failed before its first byte reached the client; False when no other D is left.
+
+        Those that waited for its prompt go on with the next ``waits.flush``.
+        """
         flight = self._flights[request_id]
         self.outcomes.decode_refused(flight, now)
         self.waits.failed(request_id)

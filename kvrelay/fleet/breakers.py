@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from kvrelay.policy.breaker import Breaker, State
 
@@ -30,9 +30,13 @@ class Breakers:
         """Seconds until the first of ``workers`` may be tried; 0 without any."""
         return min((self.of(worker).wait_s(now) for worker in workers), default=0.0)
 
-    def sent(self, worker: str) -> None:
+    def are_open(self, workers: Sequence[str]) -> list[bool]:
+        """Whether each was found to fail, so that what is sent there now shows how it is."""
+        return [worker in self._breakers and self._breakers[worker].state is not State.CLOSED for worker in workers]
+
+    def sent(self, worker: str, key: str) -> None:
         if worker in self._breakers:
-            self._breakers[worker] = self._breakers[worker].sent()
+            self._breakers[worker] = self._breakers[worker].sent(key)
 
     def succeeded(self, worker: str) -> None:
         self._breakers.pop(worker, None)
@@ -43,10 +47,10 @@ class Breakers:
         after = self._breakers[worker] = before.failed(now)
         self.opened += before.state is State.CLOSED and after.state is State.OPEN
 
-    def gave_up(self, worker: str, now: float) -> None:
-        """A request there ended before it could succeed or fail."""
+    def gave_up(self, worker: str, key: str, now: float) -> None:
+        """The request ``key`` there ended before it could succeed or fail."""
         if worker in self._breakers:
-            self._breakers[worker] = self._breakers[worker].gave_up(now)
+            self._breakers[worker] = self._breakers[worker].gave_up(key, now)
 
     def forget(self, worker: str) -> None:
         """It was restarted."""

@@ -68,6 +68,7 @@ class Chooser:
         self._reach = reach
         self._experience = experience
         self._local_prefill = local_prefill
+        self._breakers = breakers
         self._grounds = Grounds(fleet, loads.links, breakers)
 
     def __repr__(self) -> str:
@@ -87,7 +88,9 @@ class Chooser:
         names = facts.page_names[longest] if facts.page_names else {}
         tokens = facts.prompt_tokens[longest] if split else sum(facts.prompt_tokens)
         prompt = self._prompt(ask, tokens)
-        pairs = ground.pairs if split else np.zeros_like(ground.pairs)
+        # Who is probed computes the prompt too: a P would have D asked only when it is done.
+        well = np.logical_not(np.array(self._breakers.are_open(ground.writing.names), dtype=bool))
+        pairs = ground.pairs & well if split else np.zeros_like(ground.pairs)
         # Of several prompts some would be local and some not; until hand-offs are known, roles decide.
         own = self._local_prefill and self._experience.knows_handoffs and len(facts.prompt_tokens) == 1
         own_too = np.logical_or(~pairs.any(axis=0), own)
@@ -184,7 +187,7 @@ class Chooser:
         if reason := self.why_whole(ask):
             return reason
         if ground.pairs[:, ground.writers.index(decode)].any():
-            return "cheaper"
+            return "probe" if self._breakers.are_open([decode.name])[0] else "cheaper"
         if decode.role is Role.DECODE:
             return "no_pair" if ground.readers else "no_prefill"
         return "no_pair" if any(not worker.role.decodes for worker in ground.readers) else "colocated"

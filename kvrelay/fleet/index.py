@@ -53,6 +53,8 @@ class PageIndex:
     def __init__(self, limit: int = MAX_PAGES) -> None:
         self.gaps = 0
         """How often events were missing."""
+        self.applied = 0
+        """Messages that changed what is known."""
         self.stale = 0
         """Messages of incarnations that are not current."""
         self._map = PageMap(limit)
@@ -129,6 +131,7 @@ class PageIndex:
         if step in (Step.RESTART, Step.FORGET):
             self._empty(holder)
         if step in (Step.RESTART, Step.APPLY):
+            self.applied += 1
             self._apply(holder, known.sent, message)
         return stream.wanted(now)
 

@@ -97,7 +97,7 @@ class Launcher:
         flight = Flight(ask=ask, timeline=timeline, decode=reservation, aimed_at=pick.decode, heard_s=now)
         flight.tried_decode.add(pick.decode.name)
         self._loads.reserve_decode(reservation, now)
-        self._outcomes.decode_sent(pick.decode.name)
+        self._outcomes.decode_sent(pick.decode.name, flight.request_id)
         self._ledger.open(timeline)
         return flight
 
@@ -106,7 +106,7 @@ class Launcher:
         self._loads.release_decode(flight.decode, now)
         flight.decode = pick.decode_reservation(flight.ask)
         self._loads.reserve_decode(flight.decode, now)
-        self._outcomes.decode_sent(pick.decode.name)
+        self._outcomes.decode_sent(pick.decode.name, flight.request_id)
         flight.tried_decode.add(pick.decode.name)
         flight.timeline.decode_worker = pick.decode.name
         flight.timeline.decide(about, pick.decision)
@@ -205,7 +205,7 @@ class Launcher:
         transfer = f"{flight.request_id}{life}/{leg.index}/{attempt}"
         reservation = self._chooser.prefill_reservation(leg, pick, transfer)
         alone = not self._loads.prompts(pick.prefill.name)
-        self._outcomes.prefill_chosen(pick.prefill.name)
+        self._outcomes.prefill_chosen(pick.prefill.name, transfer)
         self._loads.reserve_prefill(reservation, now)
         leg.send(reservation)
         leg.page_dtype = pick.prefill.engine.fingerprint.format.dtype

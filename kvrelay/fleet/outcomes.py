@@ -32,9 +32,9 @@ class Outcomes:
     def __repr__(self) -> str:
         return f"<Outcomes {self.breakers!r}, {self.calibration!r}>"
 
-    def prefill_chosen(self, worker: str) -> None:
+    def prefill_chosen(self, worker: str, transfer: str) -> None:
         """A prompt is to go to ``worker``."""
-        self.breakers.sent(worker)
+        self.breakers.sent(worker, transfer)
 
     def prefill_sent(self, leg: PromptLeg, now: float, *, alone: bool) -> None:
         """It goes there now; ``alone``: no other prompt is there."""
@@ -53,16 +53,18 @@ class Outcomes:
     def prefill_failed(self, leg: PromptLeg, now: float, *, blamed: bool) -> None:
         """P refused, reset or vanished; not ``blamed`` when the router called it off or the request was at fault."""
         worker = self._prefiller(leg)
-        if worker is not None:
-            (self.breakers.failed if blamed else self.breakers.gave_up)(worker.name, now)
+        if worker is not None and blamed:
+            self.breakers.failed(worker.name, now)
+        elif worker is not None:
+            self.breakers.gave_up(worker.name, leg.transfer, now)
 
     def _prefiller(self, leg: PromptLeg) -> WorkerInfo | None:
         member = self._fleet.workers.get(leg.reservation.worker) if leg.reservation is not None else None
         return member.info if member is not None else None
 
-    def decode_sent(self, worker: str) -> None:
+    def decode_sent(self, worker: str, request_id: str) -> None:
         """A request's answer is to come from ``worker``."""
-        self.breakers.sent(worker)
+        self.breakers.sent(worker, request_id)
 
     def decode_refused(self, flight: Flight, now: float) -> None:
         """D failed before its first byte reached the client."""
@@ -70,7 +72,10 @@ class Outcomes:
 
     def decode_lost(self, flight: Flight, now: float, *, blamed: bool) -> None:
         """D does not write on; not ``blamed`` when it was well and only to be left."""
-        (self.breakers.failed if blamed else self.breakers.gave_up)(flight.decode.worker, now)
+        if blamed:
+            self.breakers.failed(flight.decode.worker, now)
+        else:
+            self.breakers.gave_up(flight.decode.worker, flight.request_id, now)
 
     def first_token(self, flight: Flight, now: float) -> None:
         """D writes."""
@@ -114,4 +119,4 @@ class Outcomes:
         elif asked and status < 500 and status != CLIENT_CLOSED:
             self.breakers.succeeded(flight.decode.worker)
         else:
-            self.breakers.gave_up(flight.decode.worker, now)
+            self.breakers.gave_up(flight.decode.worker, flight.request_id, now)

@@ -188,9 +188,9 @@ class Prefixes:
         return late
 
     def cut_off(self, now: float) -> list[Hold]:
-        """Those that wait for a pull whose source is gone."""
+        """Those that wait for a pull of which one end is gone."""
         usable = self._fleet.stores.is_usable
-        cut = [pull.transfer for pull in self.pulls if not usable(pull.source, now)]
+        cut = [pull.transfer for pull in self.pulls if not (usable(pull.source, now) and usable(pull.target, now))]
         for transfer in cut:
             self.pulls.lose(transfer, now)
         return [hold for transfer in cut for hold in self.over(transfer)]

@@ -103,7 +103,7 @@ class Pulls:
         return [pull.transfer for pull in late]
 
     def lose(self, transfer: str, now: float) -> None:
-        """Its source is gone."""
+        """Its source or its target is gone."""
         self._end(self._open[transfer], Ending.LOST, now)
 
     def _end(self, pull: Pull, ending: Ending, now: float) -> Ending:

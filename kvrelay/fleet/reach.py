@@ -116,7 +116,9 @@ class Reach:
         pages = np.minimum(np.array([[float(depth)] for _, depth in peers]), whole)
         lacking = np.maximum(0.0, pages - own) * place.page_bytes
         seconds = HOLD_S + latency_s + s_per_byte * (lacking + in_flight)
-        gains = of_kind & (pages > own) & (rows[:, np.newaxis] != place.stores)
+        usable = {name: self._fleet.stores.is_usable(name, now) for name in {each.store for each in place.workers}}
+        there = np.array([usable[worker.store] for worker in place.workers], dtype=bool)
+        gains = of_kind & (pages > own) & (rows[:, np.newaxis] != place.stores) & there
         if cooling := self._pulls.cooling(now):
             targets = [worker.store for worker in place.workers]
             gains &= np.array([[(name, target) not in cooling for target in targets] for name, _ in peers])

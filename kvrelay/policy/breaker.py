@@ -34,6 +34,8 @@ class Breaker(Value, frozen=True, kw_only=True):
     pause_s: float = FIRST_PAUSE_S
     """The current pause when open, the next one when closed."""
     opened_s: float = 0.0
+    probe: str = ""
+    """What was sent to probe: its key."""
 
     def allows(self, now: float) -> bool:
         """Whether a request may be sent now."""
@@ -45,9 +47,11 @@ class Breaker(Value, frozen=True, kw_only=True):
             return 0.0
         return max(0.0, self.opened_s + self.pause_s - now)
 
-    def sent(self) -> Breaker:
-        """A request was sent; through an open breaker it is the probe."""
-        return self if self.state is State.CLOSED else msgspec.structs.replace(self, state=State.PROBING)
+    def sent(self, key: str) -> Breaker:
+        """The request ``key`` was sent; through an open breaker it is the probe."""
+        if self.state is not State.OPEN:
+            return self
+        return msgspec.structs.replace(self, state=State.PROBING, probe=key)
 
     def succeeded(self) -> Breaker:
         return Breaker()
@@ -59,8 +63,8 @@ class Breaker(Value, frozen=True, kw_only=True):
         pause_s = min(LONGEST_PAUSE_S, 2 * self.pause_s) if self.state is State.PROBING else self.pause_s
         return Breaker(state=State.OPEN, failures=failures, pause_s=pause_s, opened_s=now)
 
-    def gave_up(self, now: float) -> Breaker:
-        """A request ended without saying anything about the worker: the next one may be the probe."""
-        if self.state is not State.PROBING:
+    def gave_up(self, key: str, now: float) -> Breaker:
+        """The request ``key`` ended and says nothing of the worker; if it was the probe, the next one may be."""
+        if self.state is not State.PROBING or key != self.probe:
             return self
         return msgspec.structs.replace(self, state=State.OPEN, opened_s=now - self.pause_s)

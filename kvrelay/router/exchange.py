@@ -181,7 +181,9 @@ class Exchange:
                 return await self._decode()
             except (Lost, Malformed) as error:
                 self._drop_decode()
-                if not self._brain.decode_refused(self._id, self._clock()):
+                has_next = self._brain.decode_refused(self._id, self._clock())
+                self._obey(self._brain.waits.flush(self._clock()))
+                if not has_next:
                     raise Overloaded("no worker could answer this request; retry") from error
             finally:
                 self.wait.end()
@@ -286,6 +288,7 @@ class Exchange:
         reason, self._abandoned = self._abandoned or reason, ""
         rests = await rests_of(self._remains, self._tap, self._tokens)
         plan = self._next_plan([rest.index for rest in rests], reason)
+        self._obey(self._brain.waits.flush(self._clock()))
         if plan is None:
             return None
         self._prefills.renew([self._remains.rest_of(rest.index) for rest in rests])

@@ -113,8 +113,8 @@ class FeedServer:
 
     def _take(self, member: Member, message: Message) -> PagesWanted | None:
         if isinstance(message, PageEvents | PageSnapshot):
-            question = self._brain.members.pages(member, message, self._clock())
-            self._obey(self._brain.waits.pages_seen(member, message, self._clock()))
+            question, commands = self._brain.pages(member, message, self._clock())
+            self._obey(commands)
             return question
         match message:
             case RegisterWorker(worker=worker) if _is_same(worker, member):
@@ -122,7 +122,7 @@ class FeedServer:
             case Heartbeat(name=member.name):
                 self._renew(member, message)
             case Leaving(name=member.name):
-                self._obey(self._brain.leaving(member))
+                self._obey(self._brain.leaving(member, self._clock()))
             case TransferEvent(store=member.name):
                 self._obey(self._brain.transfer_event(message, self._clock()))
             case _:

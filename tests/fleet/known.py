@@ -79,5 +79,5 @@ class Told:
         self._sequences[key] = self._sequences.get(key, 0) + 1
         change = PageChange(medium, [], list(names))
         event = PageEvents(incarnation=incarnation, sequence=self._sequences[key], changes=[change])
-        self._brain.members.pages(member, event, now)
-        return list(self._brain.waits.pages_seen(member, event, now))
+        _, commands = self._brain.pages(member, event, now)
+        return list(commands)

@@ -215,7 +215,8 @@ def test_a_worker_that_is_surely_gone_loses_everything(how: str) -> None:
     brain = fleet()
     begin(brain, ask())
     if how == "leaves":
-        commands = brain.leaving(worker("decode-0", Role.DECODE)) + brain.leaving(worker("prefill-0", Role.PREFILL))
+        commands = brain.leaving(worker("decode-0", Role.DECODE), 0.1)
+        commands += brain.leaving(worker("prefill-0", Role.PREFILL), 0.1)
     else:
         commands = brain.register_worker(worker("decode-0", Role.DECODE, incarnation="i2"), 0.1)
         commands += brain.register_worker(worker("prefill-0", Role.PREFILL, incarnation="i2"), 0.1)
@@ -225,7 +226,7 @@ def test_a_worker_that_is_surely_gone_loses_everything(how: str) -> None:
 def test_a_goodbye_of_an_old_incarnation_changes_nothing() -> None:
     brain = fleet()
     brain.register_worker(worker("decode-0", Role.DECODE, incarnation="i2"), 0.1)
-    assert brain.leaving(worker("decode-0", Role.DECODE, incarnation="i1")) == []
+    assert brain.leaving(worker("decode-0", Role.DECODE, incarnation="i1"), 0.0) == []
     assert begin(brain, ask(), 0.2).path is Path.REMOTE_PREFILL
 
 
@@ -253,7 +254,7 @@ def test_a_both_worker_prefills_for_a_decode_worker() -> None:
 
 def test_a_fleet_whose_prefill_workers_died_says_so() -> None:
     brain = fleet()
-    brain.leaving(worker("prefill-0", Role.PREFILL))
+    brain.leaving(worker("prefill-0", Role.PREFILL), 0.0)
     assert begin(brain, ask()).local_reason == "no_prefill"
 
 
@@ -412,3 +413,34 @@ def test_a_restarted_worker_has_a_clean_record() -> None:
         refuse(brain, f"r{number}", 0.0)
     brain.register_worker(worker("decode-0", Role.DECODE, incarnation="i2"), 0.1)
     begin(brain, ask("fresh"), 0.1)
+
+
+def failing(brain: Brain) -> None:
+    """``decode-0`` failed so often that it gets a probe alone, from 1 s on."""
+    for number in range(5):
+        begin(brain, ask(f"x{number}"))
+        brain.decode_order(f"x{number}", 0.0)
+        brain.decode_refused(f"x{number}", 0.0)
+        brain.finish(f"x{number}", status=503, output_tokens=0, now=0.0)
+
+
+def test_a_d_is_probed_at_once_and_not_when_a_p_is_done() -> None:
+    brain = fleet()
+    failing(brain)
+    plan = begin(brain, ask("probe"), 1.0)
+    assert (plan.path, plan.local_reason) == (Path.LOCAL, "probe")
+    brain.first_token("probe", 1.1)
+    assert begin(brain, ask("next"), 1.2).path is Path.REMOTE_PREFILL
+
+
+def test_an_older_request_that_is_called_off_lets_no_second_probe_in() -> None:
+    brain = fleet()
+    begin(brain, ask("old"))
+    brain.decode_order("old", 0.0)
+    failing(brain)
+    begin(brain, ask("probe"), 1.0)
+    brain.finish("old", status=499, output_tokens=0, now=1.1)
+    with pytest.raises(Overloaded):
+        brain.begin(ask("second"), 1.1)
+    brain.finish("probe", status=499, output_tokens=0, now=1.2)
+    begin(brain, ask("third"), 1.2)

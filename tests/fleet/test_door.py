@@ -93,7 +93,7 @@ def test_a_model_that_cannot_be_served_holds_no_other_up(writer: bool) -> None:
             kinds.setdefault(model, []).append(type(brain.begin(msgspec.structs.replace(asked, facts=facts), 0.0)))
     assert kinds == {"A": [Plan, Plan, Waits], "B": [Plan, Plan, Waits]}
     if not writer:
-        brain.leaving(msgspec.structs.replace(worker("dA", Role.DECODE), model="A"))
+        brain.leaving(msgspec.structs.replace(worker("dA", Role.DECODE), model="A"), 0.0)
     started = [command for command in brain.prefill_finished("B0", 0, 0, 0.5) if isinstance(command, Start)]
     assert [start.request_id for start in started] == ["B2"]
     assert len(brain.door.waiting) == 1

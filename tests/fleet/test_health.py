@@ -65,7 +65,7 @@ def test_a_fleet_that_decodes_only_is_degraded_and_serves() -> None:
     fleet = brain()
     fleet.register_worker(worker("p", Role.PREFILL), 0.0)
     fleet.register_worker(worker("d", Role.DECODE), 0.0)
-    fleet.leaving(worker("p", Role.PREFILL))
+    fleet.leaving(worker("p", Role.PREFILL), 0.0)
     health = examine(fleet, 0.0)
     assert (health.status, health.serving) == ("degraded", True)
     assert "no prefill worker is ready for d;" in health.why
@@ -77,7 +77,7 @@ def test_workers_of_two_models_are_not_called_unpaired() -> None:
         fleet.register_worker(worker(f"p-{model}", Role.PREFILL, model=model, weights=model), 0.0)
         fleet.register_worker(worker(f"d-{model}", Role.DECODE, model=model, weights=model), 0.0)
     assert (examine(fleet, 0.0).status, examine(fleet, 0.0).unpaired) == ("ok", [])
-    fleet.leaving(worker("p-b", Role.PREFILL))
+    fleet.leaving(worker("p-b", Role.PREFILL), 0.0)
     assert "ready for d-b;" in examine(fleet, 0.0).why
 
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 
 from collections import Counter
 
+import msgspec
 import pytest
 
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.flight import AbandonPrefill, DispatchDecode, SendPrefill
 from kvrelay.policy.patience import held_until_s
 from kvrelay.policy.route import Path
-from kvrelay.protocol.feed import TransferEvent
-from kvrelay.types import Role, Stage
+from kvrelay.protocol.feed import PageChange, PageEvents, TransferEvent
+from kvrelay.types import Medium, Role, Stage
 from tests.fleet.known import PAGE, Told, ask, known_brain, member, prompt_names
 from tests.fleet.values import begun, store
 
@@ -205,7 +206,7 @@ def test_a_p_that_goes_away_is_not_sent_what_was_held_back_for_it() -> None:
     assert line is not None
     gone, leader = line.prefill_worker, brain.ledger.get("r0").prefill_worker  # type: ignore[union-attr]
     assert gone is not None
-    commands = brain.leaving(member(gone, Role.PREFILL))
+    commands = brain.leaving(member(gone, Role.PREFILL), 0.0)
     commands += brain.tick(0.1)
     assert [command for command in commands if isinstance(command, AbandonPrefill)] == (
         [AbandonPrefill(request_id="r0", index=0)] if gone == leader else []
@@ -313,3 +314,32 @@ def test_an_answer_in_one_piece_of_two_workers_is_a_hand_off() -> None:
     brain.answered("r0", 1.2)
     assert brain.experience.handoffs == before + 1
     over(brain, 1, 1.3)
+
+
+def test_pages_of_a_former_life_end_no_wait() -> None:
+    brain = known_brain(NEAR)
+    crowd(brain, 2)
+    former = msgspec.structs.replace(store("s1"), incarnation="former")
+    change = PageChange(Medium.MEMORY, [], list(prompt_names(HOT)))
+    event = PageEvents(incarnation="former", sequence=1, changes=[change])
+    assert brain.pages(former, event, 0.1) == (None, [])
+    assert waits(brain, "r1")[0]["ending"] == "open"
+    assert Told(brain).has(store("s1"), prompt_names(HOT), 0.2), "and those that count do"
+
+
+@pytest.mark.parametrize("how", ["reborn", "leaves"])
+def test_who_was_to_go_to_a_p_that_is_gone_goes_elsewhere_at_once(how: str) -> None:
+    brain = known_brain(NEAR)
+    crowd(brain, 8)
+    gone = next(name for number in range(1, 8) if (name := _p_of(brain, number)) != _p_of(brain, 0))
+    moved = [f"r{number}" for number in range(1, 8) if _p_of(brain, number) == gone]
+    if how == "leaves":
+        brain.leaving(member(gone, Role.PREFILL), 0.1)
+    else:
+        brain.register_worker(msgspec.structs.replace(member(gone, Role.PREFILL), incarnation="i2"), 0.1)
+    assert all(waits(brain, name)[0]["ending"] == "lost" for name in moved)
+    brain.check_invariants()
+
+
+def _p_of(brain: Brain, number: int) -> str:
+    return str(brain.ledger.get(f"r{number}").prefill_worker)  # type: ignore[union-attr]

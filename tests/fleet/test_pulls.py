@@ -207,3 +207,23 @@ def test_a_pull_from_a_store_that_is_gone_is_given_up_at_the_next_tick() -> None
     assert (again.request_id, waits(brain, "r1")[0]["ending"]) == ("r1", Ending.LOST)
     assert brain.transfer_event(says(pull.order.transfer, Stage.ARRIVED, "s1"), 0.1) == []
     at_rest(brain, "r1")
+
+
+def test_nothing_is_pulled_to_a_store_that_is_gone() -> None:
+    brain = known_brain([], [("d0", "s1")])
+    brain.members.register_store(FAR, 0.0)
+    Told(brain).has(FAR, prompt_names(OLD), 0.0)
+    assert begun(brain, ask("r1", OLD, (9, 40))).pulls
+    brain.finish("r1", status=200, output_tokens=1, now=0.1)
+    brain.tick(COOL_S + 9.0)
+    brain.members.leave(store("s1"))
+    plan = begun(brain, ask("r2", OLD, (9, 40)), COOL_S + 9.0)
+    assert (plan.pulls, plan.held) == ((), False)
+
+
+def test_who_waits_for_a_pull_goes_on_as_soon_as_its_target_is_gone() -> None:
+    brain, _ = pulled()
+    brain.members.leave(store("s1"))
+    assert [type(command) for command in brain.tick(0.1)] == [DispatchDecode], "without its store D gets no pages"
+    assert waits(brain, "r1")[0]["ending"] == "lost"
+    brain.check_invariants()

@@ -34,7 +34,7 @@ def test_an_open_one_allows_a_probe_after_its_pause(now: float, allows: bool) ->
 
 
 def test_one_good_probe_closes_it_and_others_wait_for_it() -> None:
-    probing = after(FAILURES_TO_OPEN).sent()
+    probing = after(FAILURES_TO_OPEN).sent("r1")
     assert not probing.allows(100.0)
     assert probing.succeeded().allows(100.0)
 
@@ -44,7 +44,7 @@ def test_every_bad_probe_doubles_the_pause_up_to_a_limit() -> None:
     for _ in range(8):
         pauses.append(breaker.wait_s(now))
         now += breaker.wait_s(now)
-        breaker = breaker.sent().failed(now)
+        breaker = breaker.sent("r1").failed(now)
     assert pauses[:3] == [FIRST_PAUSE_S, 2 * FIRST_PAUSE_S, 4 * FIRST_PAUSE_S]
     assert pauses[-1] == LONGEST_PAUSE_S
 
@@ -54,6 +54,12 @@ def test_failures_of_requests_that_were_on_their_way_do_not_lengthen_the_pause()
 
 
 def test_a_probe_that_was_called_off_makes_room_for_another() -> None:
-    breaker = after(FAILURES_TO_OPEN).sent().gave_up(5.0)
+    breaker = after(FAILURES_TO_OPEN).sent("r1").gave_up("r1", 5.0)
     assert breaker.allows(5.0)
-    assert breaker.sent().failed(5.0).wait_s(5.0) == 2 * FIRST_PAUSE_S
+    assert breaker.sent("r1").failed(5.0).wait_s(5.0) == 2 * FIRST_PAUSE_S
+
+
+def test_what_was_sent_before_the_probe_and_called_off_makes_room_for_nobody() -> None:
+    probing = after(FAILURES_TO_OPEN).sent("probe")
+    assert probing.gave_up("older", 5.0) == probing
+    assert not probing.sent("late").gave_up("late", 5.0).allows(5.0)
