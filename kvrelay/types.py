@@ -148,6 +148,8 @@ class Engine(Value, frozen=True, kw_only=True):
     """Most tokens of one prompt in a step that others could use too; 0: one prompt may take the whole step."""
     tensor_parallel: int = 1
     """Ranks that share the model's heads."""
+    device: str = ""
+    """What it runs on, by its vendor's name; empty: unknown. Only the first predictions depend on it."""
 
     @property
     def lets_pass(self) -> bool:

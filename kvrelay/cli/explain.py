@@ -65,6 +65,8 @@ def explanation(record: Mapping[str, Any]) -> RenderableType:
     further = len(decisions) - 1
     parts: list[RenderableType] = [draw(record), Text(""), _headline(record, decisions[0])]
     parts.append(table(decisions[0], record.get("actual") or {}))
+    if guesses := [ROWS[name] for name in decisions[0].get("guesses") or ()]:
+        parts.append(Text(f"Not learned yet: {', '.join(guesses)}. What is predicted of it comes from data sheets."))
     if further:
         parts.append(Text(f"{further} more choices (further prompts or retries) are in the JSON of this request."))
     return Group(*parts)

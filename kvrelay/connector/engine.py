@@ -50,7 +50,14 @@ def layer_names(kv_cache_config: Any) -> list[str]:
 
 
 def describe_engine(
-    vllm_config: Any, kv_cache_config: Any, *, weights: str, page_tokens: int, version: str, lossy: Codec | None
+    vllm_config: Any,
+    kv_cache_config: Any,
+    *,
+    weights: str,
+    page_tokens: int,
+    version: str,
+    device: str,
+    lossy: Codec | None,
 ) -> Engine:
     """What this engine is, for pairing. Raises ``Misconfigured`` for set-ups that pages cannot express."""
     refuse_unsupported(vllm_config, kv_cache_config, page_tokens)
@@ -74,6 +81,7 @@ def describe_engine(
         max_batched_tokens=vllm_config.scheduler_config.max_num_batched_tokens,
         shared_chunk_tokens=vllm_config.scheduler_config.long_prefill_token_threshold,
         tensor_parallel=vllm_config.parallel_config.tensor_parallel_size,
+        device=device,
     )
 
 

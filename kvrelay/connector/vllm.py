@@ -16,6 +16,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorRole,
     SupportsHMA,
 )
+from vllm.platforms import current_platform
 
 from kvrelay.config import ConnectorConfig
 from kvrelay.connector.device import choose_mover, fill_wait_s
@@ -60,6 +61,7 @@ class KvrelayConnector(KVConnectorBase_V1, SupportsHMA):
             weights=self._settings.weights,
             page_tokens=self._settings.page_tokens,
             version=vllm_version,
+            device=str(current_platform.get_device_name()),
             lossy=self._settings.lossy,
         )
         self._names = layer_names(kv_cache_config)

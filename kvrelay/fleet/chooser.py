@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Sequence
 
+import msgspec
 import numpy as np
 
 from kvrelay.fleet.breakers import Breakers
@@ -166,8 +167,9 @@ class Chooser:
         decode = next(worker for worker in ground.writers if worker.name == decision.chosen.decode)
         prefill = next((worker for worker in ground.readers if worker.name == decision.chosen.prefill), None)
         handoff = self._fleet.pair(prefill, decode, now) if prefill is not None else None
+        guesses = self._experience.guesses((prefill or decode).name, decode.name)
         return Pick(
-            decision=decision,
+            decision=msgspec.structs.replace(decision, guesses=guesses) if guesses else decision,
             decode=decode,
             prefill=prefill,
             handoff=handoff if isinstance(handoff, Handoff) else None,

@@ -11,6 +11,7 @@ import msgspec
 
 from kvrelay.fleet.links import Links
 from kvrelay.fleet.rates import Group, Law, RateSheets
+from kvrelay.policy.cost import Item
 from kvrelay.policy.fit import Fit, Floats
 from kvrelay.policy.hardware import hardware_of, shape_of
 from kvrelay.policy.moves import Move
@@ -42,7 +43,7 @@ class Learned(Value, frozen=True, kw_only=True):
 
 def kind_of(engine: Engine) -> str:
     """Workers of one kind are believed to be equally fast until they are seen to differ."""
-    return hashlib.blake2b(msgspec.json.encode(engine.fingerprint), digest_size=8).hexdigest()
+    return hashlib.blake2b(msgspec.json.encode((engine.fingerprint, engine.device)), digest_size=8).hexdigest()
 
 
 class Experience:
@@ -73,7 +74,7 @@ class Experience:
         known = self._workers.get(worker.name)
         if kind not in self._kinds:
             self._make_room()
-            self._kinds[kind] = seed(shape_of(worker.engine.fingerprint.format), hardware_of(""))
+            self._kinds[kind] = seed(shape_of(worker.engine.fingerprint.format), hardware_of(worker.engine.device))
         if known is None or known[0] != kind:
             self._forget(worker.name)
             self._workers[worker.name] = (kind, self._kinds[kind].heir())
@@ -103,6 +104,11 @@ class Experience:
     def answer(self, worker: str) -> Fit:
         """The law of its first tokens."""
         return self._law(Law.ANSWER, worker)
+
+    def guesses(self, reader: str, writer: str) -> tuple[str, ...]:
+        """Items of which no time was seen yet from anybody like ``reader``, which computes a prompt, or ``writer``."""
+        laws = ((Item.PREFILL, self.prefill(reader)), (Item.ANSWER, self.answer(writer)), ("tpot", self.step(writer)))
+        return tuple(name for name, law in laws if not law.seen)
 
     def _law(self, law: Law, worker: str) -> Fit:
         kind, own = self._workers[worker]

@@ -91,10 +91,13 @@ class Decision(Value, frozen=True, kw_only=True):
 
     chosen: Option
     runners_up: tuple[Option, ...]
+    guesses: tuple[str, ...] = ()
+    """Items of the chosen one, and ``tpot``, whose laws have seen nothing yet: their seconds come from data sheets."""
 
     def explain(self) -> dict[str, object]:
-        """JSON-ready."""
-        return {**self.chosen.explain(), "runners_up": [option.explain() for option in self.runners_up]}
+        """JSON-ready; ``guesses`` are left out when there are none."""
+        said = {**self.chosen.explain(), "runners_up": [option.explain() for option in self.runners_up]}
+        return said | ({"guesses": list(self.guesses)} if self.guesses else {})
 
 
 def choose(prompt: Prompt, readers: Readers, writers: Writers, ways: Ways) -> Decision | None:

@@ -74,5 +74,11 @@ def test_it_says_why_a_request_was_not_split_and_that_there_were_more_choices() 
     assert any("1 more choices" in line for line in lines)
 
 
+def test_it_says_what_is_only_a_guess() -> None:
+    decision = {"about": "request", **option("p1", total_s=0.3), "guesses": ["prefill", "tpot"]}
+    assert any("Not learned yet: prefill, time per token." in line for line in drawn(record(decision=[decision])))
+    assert not any("Not learned yet" in line for line in drawn(record()))
+
+
 def test_a_request_that_was_turned_away_has_no_table() -> None:
     assert drawn({"request_id": "req-1", "events": {"received": 0.0}})[-1].startswith("It was turned away")

@@ -67,6 +67,7 @@ def describe(config: Any | None = None, cache: Any | None = None, page_tokens: i
         weights=weights,
         page_tokens=page_tokens,
         version="0.32.0",
+        device="cpu",
         lossy=None,
     )
 

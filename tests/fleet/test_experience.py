@@ -73,6 +73,17 @@ def test_the_length_of_answers_is_learned_and_max_tokens_bounds_it() -> None:
     assert known.output_tokens("tiny", 1000) == pytest.approx(40)
 
 
+def test_what_nobody_of_a_kind_has_shown_is_a_guess_by_the_device() -> None:
+    known, engine = experience(), worker("gpu").engine
+    assert known.guesses("w", "w") == ("prefill", "answer", "tpot")
+    known.saw("w", slow)
+    known.join(worker("twin"))
+    known.join(msgspec.structs.replace(worker("gpu"), engine=msgspec.structs.replace(engine, device="NVIDIA H100")))
+    assert known.guesses("twin", "twin") == ("answer", "tpot")
+    assert known.guesses("gpu", "twin") == ("prefill", "answer", "tpot")
+    assert known.perf("gpu").prefill_s(10_000) < experience().perf("w").prefill_s(10_000) / 10
+
+
 def test_the_number_of_kinds_is_bounded() -> None:
     known = experience()
     for number in range(MAX_KINDS + 5):

@@ -64,6 +64,7 @@ def engine_of(config: Config, folder: Path) -> Engine:
         max_model_len=min(worker.max_model_len or model.max_position_embeddings, kv_tokens),
         max_batched_tokens=worker.max_batched_tokens,
         shared_chunk_tokens=worker.shared_chunk_tokens,
+        device=mock.device,
     )
 
 
