@@ -100,6 +100,15 @@ class RouterConfig(Section, frozen=True, kw_only=True):
     slo_tpot_s: Annotated[
         float, Meta(ge=0, le=86400, description="The same for each token after the first; 0: none does.")
     ] = 0.0
+    replicate_share: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1,
+            description="Of the speed of links between stores, what second copies of running answers' pages may "
+            "take, where only the node has them that writes; 0: there are none.",
+        ),
+    ] = 0.0
     index_pages: Annotated[
         Positive, Meta(description="Most page names that the router indexes, 120 bytes each; others count as misses.")
     ] = 1 << 20

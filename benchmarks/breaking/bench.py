@@ -11,6 +11,7 @@ from typing import Any
 
 import aiohttp
 import msgspec
+from tokenizers import Tokenizer
 
 from benchmarks.prompts import Prompts
 from kvrelay.config import ClusterConfig, Config, MockConfig, RouterConfig, WorkerConfig
@@ -45,12 +46,14 @@ class Bench:
         self.model = cluster.model.name
         self.victims = MockVictims(http, f"http://127.0.0.1:{cluster.config.mock.control_port}", cluster.engine_key)
         self._prompts = Prompts(7)
+        # Half a character at a prompt's end would begin the answer's text: mock workers know nothing of that.
+        self._end: list[int] = Tokenizer.from_file(str(cluster.model / "tokenizer.json")).encode(" and so").ids
 
     def __repr__(self) -> str:
         return f"<Bench of {self.cluster!r}>"
 
     def prompt(self, tokens: int) -> list[int]:
-        return self._prompts.of(tokens)
+        return self._prompts.of(tokens - len(self._end)) + self._end
 
     async def suffer(self, *names: str, **faults: Any) -> None:
         for name in names:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from kvrelay.errors import Overloaded
 from kvrelay.fleet.chooser import Chooser, Pick
+from kvrelay.fleet.copies import Copies
 from kvrelay.fleet.decode_orders import DecodeOrders
 from kvrelay.fleet.door import Door
 from kvrelay.fleet.draining import Drains
@@ -60,6 +61,7 @@ class Brain:
         convert_kv_dtype: bool = False,
         index_pages: int = MAX_PAGES,
         limits: Limits | None = None,
+        replicate_share: float = 0.0,
     ) -> None:
         self._transfer_wait_s = transfer_wait_s
         self.fleet = Fleet(dead_after_s, convert_kv_dtype=convert_kv_dtype)
@@ -86,6 +88,8 @@ class Brain:
         self._decode_orders = DecodeOrders(self.fleet)
         self._flights: dict[str, Flight] = {}
         self.drains = Drains(self.fleet, self.loads, self._flights)
+        known = self.fleet, self.index, self._holdings, self.loads, self.experience, self._flights
+        self.copies = Copies(*known, replicate_share)
         self.waits = PrefixWaits(self.prefixes, self._launcher, self._flights, self._dispatch_if_ready)
         parts = self.fleet, self.loads, self._chooser, self._launcher, self.outcomes, self.experience, self.waits
         self.recovery = Recovery(self._flights, *parts, patience(dead_after_s, transfer_wait_s))
@@ -128,6 +132,7 @@ class Brain:
     def tick(self, now: float) -> list[Command]:
         """Time passed: notice silent members and silent prefills."""
         missing = self.members.expire(now)
+        self.copies.expire(now)
         commands: list[Command] = []
         for name in missing.silent:
             # Silence is no proof of death: D's running streams are left alone, a prefill is cheap to do elsewhere.
@@ -234,6 +239,9 @@ class Brain:
         """A store relays a milestone. Late and unknown ones are counted and change nothing else."""
         if self.prefixes.pulls.knows(event.transfer):
             return self.waits.heard(event, now)
+        if self.copies.knows(event.transfer):
+            self.copies.heard(event)
+            return []
         timeline = self.ledger.of_transfer(event.transfer)
         if timeline is None:
             self.unknown_transfers += 1
@@ -330,5 +338,7 @@ class Brain:
         """Raise AssertionError unless what is reserved is exactly what the flights hold."""
         flights = self._flights.values()
         prefills = [reservation for flight in flights for reservation in flight.prefill_reservations()]
-        self.loads.check(prefills, [flight.decode for flight in flights], self.prefixes.pulls.moving())
+        self.loads.check(
+            prefills, [flight.decode for flight in flights], [*self.prefixes.pulls.moving(), *self.copies.moving()]
+        )
         self.prefixes.check_invariants()

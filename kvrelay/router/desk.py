@@ -27,6 +27,9 @@ from kvrelay.types import PromptNames, RequestFacts, Stage, WorkerInfo
 
 log = logging.getLogger("kvrelay.router")
 
+COPY_EVERY_S = 1.0
+"""How often running answers are looked at for pages to copy: naming them takes some microseconds each."""
+
 
 class Desk:
     """Where requests become exchanges."""
@@ -52,6 +55,7 @@ class Desk:
         self._resumes = resumes
         self._open: dict[str, Exchange] = {}
         self._turn = 0
+        self._looked_s = 0.0
 
     def __repr__(self) -> str:
         return f"<Desk {len(self._open)} exchanges>"
@@ -154,6 +158,15 @@ class Desk:
         for request_id, exchange in list(self._open.items()):
             if (since_s := exchange.wait.since_s) is not None:
                 self.obey(self._brain.recovery.unanswered(request_id, since_s, now))
+        if self._brain.copies.is_on and now - self._looked_s > COPY_EVERY_S:
+            self._looked_s = now
+            self._copy(now)
+
+    def _copy(self, now: float) -> None:
+        """Offer the pages of all running answers for copies."""
+        for request_id, exchange in list(self._open.items()):
+            if (written := exchange.written()) is not None:
+                self.obey(self._brain.copies.look(request_id, *written, now))
 
     @property
     def journal_tokens(self) -> int:

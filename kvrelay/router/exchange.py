@@ -35,6 +35,7 @@ from kvrelay.router.tap import Tap
 from kvrelay.router.tokens import Tokens
 from kvrelay.router.upstream import Reply, Upstream
 from kvrelay.router.wait import Wait
+from kvrelay.types import PromptNames
 
 log = logging.getLogger("kvrelay.router")
 
@@ -157,6 +158,12 @@ class Exchange:
         """What the brain said could not be done: only this request is to suffer for it."""
         self._refused(Overloaded("the router failed at this request; retry"))
         self._drop_decode()
+
+    def written(self) -> tuple[PromptNames, int] | None:
+        """Names of all pages of an answer that may go on elsewhere, and their tokens; None of others."""
+        if not self._can_go_on or self._remains is None or len(self._remains.journal.choices) != 1:
+            return None
+        return self._remains.written()
 
     def _refused(self, error: KvrelayError) -> bool:
         """A prompt is refused: so is the request, unless D is asked already."""

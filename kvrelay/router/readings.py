@@ -82,6 +82,11 @@ class BrainReadings:
             labels = {"ending": ending.value}
             yield "kvrelay_pulls_total", "Prefixes pulled from one store to another, by ending.", labels, count
         yield "kvrelay_pull_bytes_total", "Bytes of these that crossed between stores.", {}, pulls.moved_bytes
+        copies = self._brain.copies.counts
+        for end, count in (("made", copies.made), ("lost", copies.lost), ("declined", copies.declined)):
+            labels = {"ending": end}
+            yield "kvrelay_copies_total", "Second copies of running answers' pages, by ending.", labels, count
+        yield "kvrelay_copied_bytes_total", "Bytes of these that crossed between stores.", {}, copies.bytes
 
     def _control(self) -> Iterator[Reading]:
         links = self.listener

@@ -92,6 +92,11 @@ class Remains:
         choice = self.journal.choices[index]
         return [*self.prompts[choice.prompt], *choice.ids]
 
+    def written(self) -> tuple[PromptNames, int]:
+        """Names of the pages of the first choice's prompt and answer so far, and their tokens."""
+        ids = self.rest_of(0)
+        return next(iter(self._name([ids])), {}), len(ids)
+
     def ask(self, indices: list[int]) -> Ask | None:
         """The rest of these choices as a request; None without any, or where the limit leaves no room for it."""
         if not indices or min(map(self.room_tokens, indices)) < 1:

@@ -75,6 +75,7 @@ class Router:
             local_prefill=config.router.local_prefill == "auto",
             index_pages=config.router.index_pages,
             limits=limits(config.router),
+            replicate_share=config.router.replicate_share,
         )
         path = config.router.learned_file
         self._learned = LearnedFile(Path(path), self.brain.experience) if path else None
