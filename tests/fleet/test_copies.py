@@ -50,7 +50,7 @@ def test_pages_of_one_node_alone_go_to_another_and_are_known_there(brain: Brain)
 def test_a_copy_that_fails_or_whose_store_goes_away_is_forgotten(brain: Brain) -> None:
     (order,) = look(brain)
     brain.transfer_event(TransferEvent(store="near", transfer=order.order.transfer, stage=Stage.FAILED), 1.1)
-    (again,) = look(brain, 3.0)
+    (again,) = look(brain, 1.9)
     assert again.order.transfer != order.order.transfer
     brain.tick(9.0)
     assert brain.copies.counts.lost == 2
