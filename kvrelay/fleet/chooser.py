@@ -37,9 +37,11 @@ class Pick(Value, frozen=True, kw_only=True):
     handoff: Handoff | None
     kv_tokens: int
     """KV that the decode worker will hold of the request."""
+    share: float = 1.0
+    """Of all its prompts' tokens, those that the decision is about."""
 
     def decode_reservation(self, ask: Ask) -> DecodeReservation:
-        own = dict(self.decision.chosen.items)["prefill"] if self.prefill is None else 0.0
+        own = dict(self.decision.chosen.items)["prefill"] / self.share if self.prefill is None else 0.0
         return DecodeReservation(
             worker=self.decode.name,
             key=ask.facts.request_id,
@@ -95,7 +97,10 @@ class Chooser:
         # Of several prompts some would be local and some not; until hand-offs are known, roles decide.
         own = self._local_prefill and self._experience.knows_handoffs and len(facts.prompt_tokens) == 1
         own_too = np.logical_or(~pairs.any(axis=0), own)
-        return self._choose(prompt, names, ground, pairs, own_too, now, may_wait=len(facts.prompt_tokens) == 1 or split)
+        may_wait = len(facts.prompt_tokens) == 1 or split
+        pick = self._choose(prompt, names, ground, pairs, own_too, now, may_wait=may_wait)
+        share = tokens / sum(facts.prompt_tokens) if tokens else 1.0
+        return pick if pick is None or share == 1.0 else msgspec.structs.replace(pick, share=share)
 
     def prefill(
         self, ask: Ask, leg: PromptLeg, decode: WorkerInfo, now: float, *, may_wait: bool, shun: str | None = None

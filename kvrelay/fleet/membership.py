@@ -10,7 +10,7 @@ from kvrelay.fleet.experience import Experience
 from kvrelay.fleet.holdings import Holdings
 from kvrelay.fleet.index import PageIndex, store_key
 from kvrelay.fleet.loads import Loads
-from kvrelay.fleet.workers import Fleet, Roster
+from kvrelay.fleet.workers import FORGET_S, Fleet, Roster
 from kvrelay.protocol.feed import Heartbeat, PageEvents, PageSnapshot, PagesWanted
 from kvrelay.types import StoreInfo, Value, WorkerInfo
 
@@ -44,6 +44,8 @@ class Membership:
         self._loads = loads
         self._experience = experience
         self._breakers = breakers
+        self._began_s: float | None = None
+        """When time passed first."""
 
     def __repr__(self) -> str:
         return f"<Membership of {self._fleet!r}>"
@@ -112,16 +114,18 @@ class Membership:
         gone = [*silent, *(holder_of(store) for store in self._fleet.stores.expire(now))]
         for holder in gone:
             self._index.drop(holder)
-        self._forget_unknown()
+        self._forget_unknown(now)
         self._index.tick(now)
         given_up = tuple(worker.name for worker in self._fleet.workers.given_up(now))
         return Missing(silent=tuple(silent), given_up=given_up)
 
-    def _forget_unknown(self) -> None:
+    def _forget_unknown(self, now: float) -> None:
         workers: Sequence[str] = [member.info.name for member in self._fleet.workers]
         stores = [member.info.name for member in self._fleet.stores]
         self._loads.keep_only(workers)
-        self._loads.links.keep_only([*stores, *(member.info.store for member in self._fleet.workers)])
+        self._began_s = now if self._began_s is None else self._began_s
+        if now - self._began_s > FORGET_S:  # what a former router learned is of stores that have yet to dial
+            self._loads.links.keep_only([*stores, *(member.info.store for member in self._fleet.workers)])
         self._holdings.keep_only(workers, stores)
         self._breakers.keep_only(workers)
         self._experience.keep_only(workers)

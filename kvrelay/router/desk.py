@@ -15,6 +15,7 @@ from kvrelay.policy.admit import RETRY_AFTER_S, Slo
 from kvrelay.policy.recover import Manner
 from kvrelay.protocol.feed import TransferEvent
 from kvrelay.router.exchange import Exchange
+from kvrelay.router.failures import CLIENT_CLOSED
 from kvrelay.router.keys import Tenant
 from kvrelay.router.prompts import Prompts
 from kvrelay.router.request import ClientRequest
@@ -201,5 +202,7 @@ class Desk:
     def close(self, request_id: str, status: int) -> None:
         """The request is over with ``status``, whatever was still running for it."""
         exchange = self._open.pop(request_id)
-        self._telemetry.observe(exchange.close(502 if exchange.broken else status))
+        # An answer that nobody wanted to the end was not broken by its worker.
+        is_broken = exchange.broken and status != CLIENT_CLOSED
+        self._telemetry.observe(exchange.close(502 if is_broken else status))
         self.obey(self._brain.admit_waiting(self._clock()))

@@ -30,6 +30,10 @@ log = logging.getLogger("kvrelay.router")
 
 BODY_S = 60.0
 """Longest time a client may take to send its body."""
+STALL_S = 60.0
+"""Longest time for which a client may read nothing of a streamed answer: until it does, workers hold its KV."""
+CUT_S = 1.0
+"""Longest time until a connection that was cut is known to be gone."""
 MAX_READING = 1024
 """Requests whose bodies are being read or tokenised; more are turned away, since each may hold a whole body."""
 
@@ -192,8 +196,8 @@ class Gateway:
         response = web.StreamResponse(headers=headers)
         await response.prepare(http)
         async for block in stream.blocks:
-            await response.write(block)
-        await response.write_eof()
+            await _taken(http, response.write(block))
+        await _taken(http, response.write_eof())
         return response
 
     # ------------------------------------------------------------ the rest
@@ -226,6 +230,18 @@ def _require_json(http: web.Request) -> None:
         sent = http.headers.get("content-type", "")[:100]
         said = f"content-type is {sent!r}" if sent else "content-type is missing"
         raise BadRequest(f"{said}; send the body with content-type: application/json", status=415)
+
+
+async def _taken(http: web.Request, sending: Awaitable[None]) -> None:
+    """Raises ``ConnectionResetError`` when the client reads nothing for too long."""
+    try:
+        async with asyncio.timeout(STALL_S):
+            await sending
+    except TimeoutError as error:
+        if http.transport is not None:
+            http.transport.abort()
+            await asyncio.sleep(CUT_S)  # whose end cancels this handler, as that of a client that hangs up does
+        raise ConnectionResetError(f"the client read nothing for {STALL_S:g} s") from error
 
 
 async def _hang_up_after(http: web.Request, response: web.StreamResponse) -> None:

@@ -4,34 +4,31 @@ from __future__ import annotations
 
 from kvrelay.protocol.engine import HANDOFF_KEY
 
-RESERVED = frozenset({"kv_transfer_params", "ec_transfer_params", "cache_salt", "kv_cache_report_mode"})
-"""Fields that steer KV transfer or cache sharing inside an engine, or (the last, inside ``vllm_xargs``) let it report
-blocks as new that it has had all along: their copies would be miscounted, and pages shown that are gone."""
+RESERVED = frozenset({"kv_transfer_params", "ec_transfer_params", "cache_salt", "kv_cache_report_mode", "priority"})
+"""Fields that steer KV transfer or cache sharing inside an engine, or (``kv_cache_report_mode``, inside ``vllm_xargs``)
+let it report blocks as new that it has had all along: their copies would be miscounted, and pages shown that are gone.
+``priority`` would pass those who wait in an engine; a tenant's is the router's to keep."""
 CONTENT = frozenset(
     {
         "messages", "prompt", "suffix", "tools", "functions", "documents", "response_format",
         "structured_outputs", "chat_template_kwargs", "metadata", "logit_bias",
     }
 )  # fmt: skip
-"""Fields whose inside is the client's own: a tool may well have a parameter called ``cache_salt``."""
+"""Fields of a body whose inside is the client's own: a tool may well have a parameter called ``cache_salt``."""
 
 
 def strip_reserved(body: dict[str, object]) -> dict[str, object]:
     """``body`` without reserved keys, at any depth outside of content (``extra_body``, ``vllm_xargs``, ...)."""
-    return {key: _inside(key, value) for key, value in body.items() if not _reserved(key)}
+    return {key: value if key in CONTENT else _clean(value) for key, value in body.items() if not _reserved(key)}
 
 
 def _reserved(key: str) -> bool:
     return key in RESERVED or key.startswith(HANDOFF_KEY)
 
 
-def _inside(key: str, value: object) -> object:
-    return value if key in CONTENT else _clean(value)
-
-
 def _clean(value: object) -> object:
     if isinstance(value, dict):
-        return strip_reserved(value)
+        return {key: _clean(inner) for key, inner in value.items() if not _reserved(key)}
     if isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
         return [_clean(item) for item in value]
     return value

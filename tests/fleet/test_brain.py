@@ -9,12 +9,16 @@ import pytest
 
 from kvrelay.errors import Overloaded
 from kvrelay.fleet.brain import Brain
+from kvrelay.fleet.experience import Learned
 from kvrelay.fleet.flight import AbandonDecode, AbandonPrefill, Ask, DispatchDecode, Plan, SendPrefill
+from kvrelay.fleet.workers import FORGET_S
 from kvrelay.identity import name_pages, root_name, root_of
 from kvrelay.policy.cost import Item
+from kvrelay.policy.moves import link
 from kvrelay.policy.route import Path
 from kvrelay.protocol.feed import Heartbeat, TransferEvent
 from kvrelay.types import PageName, RequestFacts, Role, Stage
+from tests.fleet.known import known_brain
 from tests.fleet.values import fingerprint, store, worker
 
 
@@ -444,3 +448,20 @@ def test_an_older_request_that_is_called_off_lets_no_second_probe_in() -> None:
         brain.begin(ask("second"), 1.1)
     brain.finish("probe", status=499, output_tokens=0, now=1.2)
     begin(brain, ask("third"), 1.2)
+
+
+def test_a_d_that_computes_several_prompts_has_all_of_them_before_it() -> None:
+    brain = known_brain([], [("d0", "s1")])
+    facts = RequestFacts(request_id="r1", model="tiny", prompt_tokens=(1000,) * 8, max_tokens=4, page_names=())
+    begin(brain, Ask(facts=facts, sequences=8, received_s=0.0))
+    assert brain.loads.wait_s("d0", 0.0) == pytest.approx(8.0, rel=0.1)
+
+
+def test_what_a_former_router_learned_of_ways_waits_for_their_stores() -> None:
+    brain = fleet(dead_after_s=2.0)
+    brain.experience.recall(Learned(ways={"a>b": link()}))
+    brain.tick(0.0)
+    brain.tick(FORGET_S)
+    assert list(brain.experience.learned().ways) == ["a>b"]
+    brain.tick(FORGET_S + 1.0)
+    assert not brain.experience.learned().ways

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import json
 import random
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -266,16 +267,19 @@ async def test_transfer_fields_and_salts_of_clients_are_stripped_wherever_they_h
     smuggled = {"kv_transfer_params": value, "cache_salt": "mine", "ec_transfer_params": value, "kvrelay": value}
     smuggled["kv_cache_report_mode"] = "full"
     body = {"model": "tiny", "prompt": "Hello, you", "messages": CHAT} | smuggled
-    body["extra_body"] = {"deep": [dict(smuggled)], **smuggled}
-    body["vllm_xargs"] = {"kvrelay_replay": [1], "kv_transfer_params": "x", "harmless": 1}
+    smuggled["priority"] = -9
+    body |= smuggled
+    body["extra_body"] = {"deep": [dict(smuggled)], "prompt": dict(smuggled), **smuggled}
+    hidden = {"metadata": dict(smuggled), "documents": [dict(smuggled)]}
+    body["vllm_xargs"] = {"kvrelay_replay": [1], "kv_transfer_params": "x", "harmless": 1, **hidden}
     status, answer, _ = await cluster.post(route, body)
     assert status == 200, answer
     (seen,) = decode.bodies(route)
     params = seen.pop("kv_transfer_params", {"kvrelay": {"type": "DecodeLeg"}})
     assert params["kvrelay"]["type"] == "DecodeLeg"
     assert params.get("prompt_token_ids") != [1]
-    assert seen.pop("extra_body") == {"deep": [{}]}
-    assert seen.pop("vllm_xargs") == {"harmless": 1}
+    assert seen.pop("extra_body") == {"deep": [{}], "prompt": {}}
+    assert seen.pop("vllm_xargs") == {"harmless": 1, "metadata": {}, "documents": [{}]}
     assert not seen.keys() & smuggled.keys()
 
 
@@ -387,6 +391,39 @@ async def test_a_client_that_goes_away_in_mid_stream_cancels_d(cluster: Cluster)
         await response.content.readany()
         response.close()
     await until(lambda: decode.aborted == 1, within_s=1.0)
+    await cluster.at_rest()
+    assert await cluster.metric('kvrelay_requests_total{path="remote_prefill",status="499"}') == 1
+
+
+async def test_clients_that_go_away_in_mid_stream_open_no_breaker(cluster: Cluster) -> None:
+    _, decode = await cluster.split()
+    decode.hold_words.clear()
+    asked = {"model": "tiny", "prompt": "x", "stream": True}
+    responses = [await cluster.http.post("/v1/completions", json=asked) for _ in range(8)]
+    for response in responses:
+        await response.content.readany()
+    for response in responses:
+        response.close()
+    await until(lambda: decode.aborted == 8)
+    await cluster.at_rest()
+    assert await cluster.metric("kvrelay_breakers_opened_total") == 0
+
+
+async def test_a_client_that_reads_nothing_is_hung_up_on(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway, "STALL_S", 0.3)
+    _, decode = await cluster.split()
+    decode.words = ["x" * (1 << 20)] * 64
+    body = json.dumps({"model": "tiny", "prompt": "x", "stream": True}).encode()
+    host, port = cluster.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port), limit=1 << 10)
+    head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+    await until(lambda: decode.in_flight == 1)
+    await until(lambda: decode.aborted == 1)
+    await cluster.at_rest()
+    assert await cluster.metric('kvrelay_requests_total{path="remote_prefill",status="499"}') == 1
+    writer.transport.abort()
+    assert reader.exception() is None
 
 
 async def test_after_100_requests_of_which_a_third_were_cancelled_nothing_is_reserved(cluster: Cluster) -> None:
