@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from kvrelay.cli.prose import Prose
-from kvrelay.cli.terminal import INTERRUPTED, console, run, show
+from kvrelay.cli.silence import told
+from kvrelay.cli.terminal import INTERRUPTED, console, errors, run, show
 from kvrelay.cli.timeline import draw
 
 
@@ -35,8 +36,14 @@ async def ask_and_draw(url: str, question: str, *, max_tokens: int, api_key: str
 
     async with ChatClient(url, api_key) as client:
         prose = Prose(console.file, console.width)
+
+        async def tell(waited_s: float) -> None:
+            away = await client.unready()
+            why = f"{', '.join(away)} not ready" if away else "all workers say that they are ready"
+            errors.print(f"no word for {waited_s:g} s, still waiting: {why}", style="dim", markup=False)
+
         try:
-            async for piece in client.ask(question, max_tokens=max_tokens):
+            async for piece in told(client.ask(question, max_tokens=max_tokens), tell):
                 prose.write(piece)
         finally:
             prose.end()  # an error, or the shell's prompt, begins on a line of its own

@@ -51,6 +51,15 @@ class ChatClient:
         name = urllib.parse.quote(request_id or self.request_id, safe="")
         return await self._get(f"/kvrelay/requests/{name}")
 
+    async def unready(self) -> list[str]:
+        """Workers and stores that get no work now; none where nobody tells."""
+        try:
+            async with self._http.get(f"{self._url}/health") as response:
+                tree = await response.json()
+            return [each["name"] for each in [*tree["workers"], *tree["stores"]] if not each["ready"]]
+        except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError):
+            return []
+
     async def ask(self, question: str, *, max_tokens: int, temperature: float = 0.0) -> AsyncIterator[str]:
         """The answer, piece by piece."""
         body = {

@@ -60,6 +60,7 @@ async def _explain(url: str, request_id: str, api_key: str) -> None:
 def explanation(record: Mapping[str, Any]) -> RenderableType:
     """The request's timeline, and a table for the decision that began it."""
     decisions = record.get("decision") or []
+    losses = [Text(_told(loss)) for loss in record.get("resumptions") or []]
     if not decisions:
         return Group(draw(record), Text("It was turned away before anything was chosen."))
     further = len(decisions) - 1
@@ -67,6 +68,7 @@ def explanation(record: Mapping[str, Any]) -> RenderableType:
     parts.append(table(decisions[0], record.get("actual") or {}))
     if guesses := [ROWS[name] for name in decisions[0].get("guesses") or ()]:
         parts.append(Text(f"Not learned yet: {', '.join(guesses)}. What is predicted of it comes from data sheets."))
+    parts += losses
     if further:
         parts.append(Text(f"{further} more choices (further prompts or retries) are in the JSON of this request."))
     return Group(*parts)
@@ -79,6 +81,16 @@ def _headline(record: Mapping[str, Any], decision: Mapping[str, Any]) -> Text:
     if why:
         text.append(f", not split ({why})", style="not bold")
     return text.append(f"; {cached} tokens expected cached ({source})" if cached else "", style="not bold")
+
+
+def _told(loss: Mapping[str, Any]) -> str:
+    """One lost decode worker in a sentence."""
+    begin = f"{loss['lost_worker']} was lost after {loss['tokens']} tokens ({loss['reason']}); "
+    if loss["outcome"] != "resumed":
+        return f"{begin}nobody went on"
+    cached = f", with {loss['cached_tokens']} tokens from caches" if loss.get("cached_tokens") else ""
+    pause = f" after a pause of {_ms(loss.get('pause_s'))} ms"
+    return f"{begin}{loss['worker']} went on{pause}{cached} ({loss['manner']})"
 
 
 def _name(option: Mapping[str, Any]) -> str:

@@ -17,6 +17,7 @@ from aiohttp.test_utils import TestServer
 from typer.testing import CliRunner
 
 from kvrelay.cli import app as commands
+from kvrelay.cli import silence
 from kvrelay.cli.terminal import console
 
 ANSWER = "The answer has words enough for more than one line of eighty columns, so that it has to be wrapped."
@@ -34,6 +35,9 @@ async def chat(http: web.Request) -> web.StreamResponse:
     await response.write(event(ANSWER))
     if end == "hang":
         await asyncio.sleep(60)
+    if end == "pause":
+        await looked.wait()
+        await response.write(b"data: [DONE]\n\n")
     if end == "break":
         assert http.transport is not None
         http.transport.abort()
@@ -42,12 +46,21 @@ async def chat(http: web.Request) -> web.StreamResponse:
     return response
 
 
+async def health(_http: web.Request) -> web.Response:
+    looked.set()
+    return web.json_response({"workers": [{"name": "d1", "ready": False}], "stores": [{"name": "s1", "ready": True}]})
+
+
 async def models(_http: web.Request) -> web.Response:
     return web.json_response({"data": [{"id": "m"}]})
 
 
 async def timeline(_http: web.Request) -> web.Response:
     return web.json_response({"request_id": "req-1"})
+
+
+looked = asyncio.Event()
+"""The client looked who is away; a paused answer ends then."""
 
 
 @web.middleware
@@ -67,6 +80,7 @@ def url() -> Iterator[str]:
     thread.start()
     app = web.Application(middlewares=[locked])
     app.router.add_get("/v1/models", models)
+    app.router.add_get("/health", health)
     app.router.add_get("/kvrelay/requests/req-1", timeline)
     app.router.add_post("/v1/chat/completions", chat)
     server = TestServer(app)
@@ -103,6 +117,14 @@ def test_the_answer_is_wrapped_at_words_whatever_the_end_of_the_url(url: str, en
     assert len(answer.splitlines()) == 2
     assert max(map(len, out.splitlines())) <= 80
     assert "req-1" in out
+
+
+def test_a_pause_is_told_with_those_who_are_away(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(silence, "SILENT_S", 0.05)
+    status, out, error = ask("pause", url)
+    assert status == 0
+    assert out.startswith("The answer has words")
+    assert error.startswith("no word for 0.05 s, still waiting: d1 not ready\n")
 
 
 @pytest.mark.parametrize("question", ["break", "end early"])

@@ -82,3 +82,14 @@ def test_it_says_what_is_only_a_guess() -> None:
 
 def test_a_request_that_was_turned_away_has_no_table() -> None:
     assert drawn({"request_id": "req-1", "events": {"received": 0.0}})[-1].startswith("It was turned away")
+
+
+def test_every_lost_decode_worker_is_a_sentence() -> None:
+    loss = {"reason": "silent", "lost_worker": "d1", "tokens": 31, "manner": "continue", "outcome": "failed"}
+    went_on = {**loss, "outcome": "resumed", "worker": "d2", "pause_s": 1.61, "cached_tokens": 96}
+    lines = drawn(record(resumptions=[went_on, loss]), width=140)
+    assert (
+        "d1 was lost after 31 tokens (silent); d2 went on after a pause of 1,610.0 ms, with 96 tokens from caches "
+        "(continue)"
+    ) in lines
+    assert "d1 was lost after 31 tokens (silent); nobody went on" in lines
