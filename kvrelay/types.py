@@ -150,6 +150,8 @@ class Engine(Value, frozen=True, kw_only=True):
     """Ranks that share the model's heads."""
     device: str = ""
     """What it runs on, by its vendor's name; empty: unknown. Only the first predictions depend on it."""
+    replays: bool = False
+    """It can be made to begin an answer with given tokens (``connector.replay``)."""
 
     @property
     def lets_pass(self) -> bool:

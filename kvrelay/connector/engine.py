@@ -13,6 +13,9 @@ from kvrelay.errors import Misconfigured
 from kvrelay.identity import NAMING_VERSION
 from kvrelay.types import DTYPE_BYTES, Codec, Engine, Fingerprint, PageFormat
 
+REPLAY = "kvrelay.connector.replay:Replay"
+"""The logits processor of our engines, as vLLM wants it named."""
+
 
 class EngineRequest(Protocol):
     """The attributes of ``vllm.v1.request.Request`` that are read here."""
@@ -82,6 +85,7 @@ def describe_engine(
         shared_chunk_tokens=vllm_config.scheduler_config.long_prefill_token_threshold,
         tensor_parallel=vllm_config.parallel_config.tensor_parallel_size,
         device=device,
+        replays=REPLAY in (getattr(vllm_config.model_config, "logits_processors", None) or ()),
     )
 
 

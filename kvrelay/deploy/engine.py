@@ -11,6 +11,7 @@ import msgspec
 
 from kvrelay.channel import reachable
 from kvrelay.config import BLOCK_MULTIPLE, Config, ConnectorConfig
+from kvrelay.connector.engine import REPLAY
 from kvrelay.deploy import cores
 from kvrelay.deploy.engine_guard import API_KEY_VARIABLE, EngineGuard
 from kvrelay.deploy.engine_main import CPUS_VARIABLE
@@ -132,7 +133,7 @@ def _transfer(spec: EngineSpec) -> list[str]:
         "kv_connector_extra_config": {"kvrelay": msgspec.to_builtins(spec.connector)},
     }
     guard = f"{EngineGuard.__module__}.{EngineGuard.__qualname__}"
-    return ["--kv-transfer-config", json.dumps(transfer), "--middleware", guard]
+    return ["--kv-transfer-config", json.dumps(transfer), "--middleware", guard, "--logits-processors", REPLAY]
 
 
 def engine_environment(spec: EngineSpec, base: Mapping[str, str], api_key: str = "") -> dict[str, str]:

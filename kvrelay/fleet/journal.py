@@ -23,7 +23,9 @@ class ChoiceLog:
         """The client knows of it."""
         self.finished = False
         self.is_exact = True
-        """Every piece of text came with its tokens, and was text and nothing else."""
+        """All its tokens are known."""
+        self.is_plain = True
+        """It said nothing but text."""
         self._digest = 0
 
     def __repr__(self) -> str:
@@ -59,11 +61,16 @@ class Journal:
 
     @property
     def is_exact(self) -> bool:
-        """Whether what is still open can be gone on with."""
+        """Whether all tokens of what is still open are known."""
         return all(choice.is_exact for choice in self.choices if not choice.finished)
 
-    def wrote(self, index: int, ids: Sequence[int], text: str, finished: bool = False, exact: bool = True) -> None:
-        """A piece of choice ``index`` goes to the client. ``exact``: false when the piece says more than ``text``."""
+    @property
+    def is_plain(self) -> bool:
+        """Whether what is still open has said nothing but text."""
+        return all(choice.is_plain for choice in self.choices if not choice.finished)
+
+    def wrote(self, index: int, ids: Sequence[int], text: str, finished: bool = False, plain: bool = True) -> None:
+        """A piece of choice ``index`` goes to the client. ``plain``: false when the piece says more than ``text``."""
         if not 0 <= index < len(self.choices):
             self.spoil()  # a worker that answers what nobody asked: nothing of it can be gone on with
             return
@@ -72,11 +79,13 @@ class Journal:
         if len(kept) + len(ids) <= self._limits[choice.prompt] + SPARE_TOKENS:
             kept.extend(ids)
         else:
-            exact = False
+            choice.is_exact = False
         self.tokens += len(ids)
         choice.begun = True
-        if not exact or (text and not kept):
+        if text and not kept:
             choice.is_exact = False
+        if not plain:
+            choice.is_plain = False
         if finished:
             choice.finished = True
         if text:

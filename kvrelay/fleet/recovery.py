@@ -3,7 +3,7 @@ one waiting that nobody will write on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from kvrelay.fleet.chooser import Chooser, Pick
@@ -40,6 +40,7 @@ class Lost:
 
     flight: Flight
     ask: Ask
+    manner: Manner
     seconds: float
     """Predicted prefill."""
     since_s: float
@@ -143,7 +144,16 @@ class Recovery:
 
     # ------------------------------------------------------------ where does it go on?
 
-    def lost(self, request_id: str, ask: Ask | None, *, reason: str, tokens: int, now: float) -> Plan | Waits | None:
+    def lost(
+        self,
+        request_id: str,
+        ask: Ask | None,
+        *,
+        reason: str,
+        tokens: int,
+        now: float,
+        manner: Manner = Manner.CONTINUE,
+    ) -> Plan | Waits | None:
         """D is gone after ``tokens`` were written; ``ask`` is of the rest, None when that cannot be asked for.
 
         A plan to go on by, a wait for one, or None: the answer ends here.
@@ -152,26 +162,45 @@ class Recovery:
         self._give_back(flight, now, blamed=True)
         pick = None
         if ask is not None and flight.resumes <= MAX_RESUMES:
-            pick = self._chooser.resume(ask, flight.tried_decode, now)
-        self._note(flight, reason, tokens, pick, now)
+            pick = self._pick(flight, ask, manner, now)
+        self._note(flight, reason, tokens, manner, pick, now)
         if ask is None or pick is None:
             return None
         if self._is_next(ask, pick, now):
             return self._go(flight, ask, pick, now)
-        self._waiting[request_id] = Lost(flight, ask, _prefill_s(pick), now)
+        self._waiting[request_id] = Lost(flight, ask, manner, _prefill_s(pick), now)
         return Waits(request_id=request_id)
 
-    def hand_over(self, request_id: str, ask: Ask, *, reason: str, tokens: int, now: float) -> Plan | None:
+    def _pick(
+        self, flight: Flight, ask: Ask, manner: Manner, now: float, unfit: Collection[str] | None = None
+    ) -> Pick | None:
+        """Where the rest is written; by default not by those who have failed it."""
+        shunned = set(flight.tried_decode if unfit is None else unfit)
+        if manner is Manner.REPLAY:
+            writers = self._chooser.ground(ask.facts.model, now).writers
+            shunned |= {worker.name for worker in writers if not worker.engine.replays}
+        return self._chooser.resume(ask, shunned, now)
+
+    def hand_over(
+        self,
+        request_id: str,
+        ask: Ask,
+        *,
+        reason: str,
+        tokens: int,
+        now: float,
+        manner: Manner = Manner.CONTINUE,
+    ) -> Plan | None:
         """Its D could write on, and is to be left: where ``ask``, the rest, begins at once. None: nowhere, and nothing
         has changed."""
         flight = self._flights.get(request_id)
         if flight is None or flight.resumes >= MAX_RESUMES:
             return None
-        pick = self._chooser.resume(ask, {flight.decode.worker}, now)
+        pick = self._pick(flight, ask, manner, now, {flight.decode.worker})
         if pick is None or not self._is_next(ask, pick, now):
             return None
         self._give_back(flight, now, blamed=False)
-        self._note(flight, reason, tokens, pick, now)
+        self._note(flight, reason, tokens, manner, pick, now)
         return self._go(flight, ask, pick, now)
 
     def _is_next(self, ask: Ask, pick: Pick, now: float) -> bool:
@@ -201,7 +230,7 @@ class Recovery:
         predicted = flight.timeline.predicted
         return predicted.cached_tokens if predicted is not None else None
 
-    def _note(self, flight: Flight, reason: str, tokens: int, pick: Pick | None, now: float) -> None:
+    def _note(self, flight: Flight, reason: str, tokens: int, manner: Manner, pick: Pick | None, now: float) -> None:
         chosen = pick.decision.chosen if pick is not None else None
         flight.timeline.lose(
             Resumption(
@@ -209,7 +238,7 @@ class Recovery:
                 lost_worker=flight.decode.worker,
                 lost_at=round(now - flight.ask.received_s, 6),
                 tokens=tokens,
-                manner=Manner.CONTINUE if pick is not None else Manner.FAIL,
+                manner=manner if pick is not None else Manner.FAIL,
                 outcome="open" if pick is not None else "failed",
                 worker=pick.decode.name if pick is not None else "",
                 cached_tokens=chosen.cached_tokens if chosen is not None else 0,
@@ -232,7 +261,7 @@ class Recovery:
                 return
             flight = lost.flight
             del self._waiting[flight.request_id]
-            pick = self._chooser.resume(lost.ask, flight.tried_decode, now)
+            pick = self._pick(flight, lost.ask, lost.manner, now)
             if pick is None:
                 reason = "no worker is left that could write the rest of this answer; retry"
                 yield Refuse(request_id=flight.request_id, reason=reason, after_s=RETRY_AFTER_S)

@@ -12,6 +12,8 @@ from kvrelay.protocol.message import Message
 
 HANDOFF_KEY = "kvrelay"
 """Our key in ``kv_transfer_params``; never accepted from clients."""
+REPLAY_KEY = "kvrelay_replay"
+"""Our key in ``vllm_xargs``: token ids with which the answer has to begin; never accepted from clients either."""
 
 
 class PrefillLeg(Message, frozen=True, kw_only=True):

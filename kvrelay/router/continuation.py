@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from kvrelay.errors import KvrelayError, Lost, Malformed
+from kvrelay.policy.recover import Manner
 from kvrelay.router import sse
-from kvrelay.router.rest import RestOfText
+from kvrelay.router.replayed import ReplayedText
+from kvrelay.router.rest import Part, RestOfText
 from kvrelay.router.resumable import Remains
 from kvrelay.router.tap import Tap
 from kvrelay.router.tokens import Tokens
@@ -23,17 +25,30 @@ HELD_BLOCKS = 8
 _DATA = b"data: "
 
 
+class Text(Protocol):
+    """What a choice says from the cut on."""
+
+    @property
+    def offset(self) -> int:
+        """Where the text of the second worker begins in that of the answer."""
+
+    @property
+    def stopped_by(self) -> str | None:
+        """The stop string that ended it, of which the second worker does not know."""
+
+    def read(self, ids: Sequence[int], said: str, reason: str | None) -> Part | None:
+        """What of an event is new; None: nothing. Raises ``Malformed``."""
+
+
 class RestOfChoice:
     """One choice, from the cut on."""
 
-    def __init__(self, index: int, remains: Remains, tap: Tap, text: RestOfText) -> None:
+    def __init__(self, index: int, remains: Remains, tap: Tap, text: Text) -> None:
         self.index = index
         self._remains = remains
         self._tap = tap
         self._text = text
         self._log = remains.journal.choices[index]
-        self._offset = len(text.text)
-        """Where the text of the second worker begins in that of the answer."""
 
     def __repr__(self) -> str:
         return f"<RestOfChoice {self.index}, {self._text!r}>"
@@ -71,31 +86,19 @@ class RestOfChoice:
         delta = choice.get("delta")
         if delta is not None and not ids and reason is None and self._log.begun:
             return b""  # a chat's first event, which tells the role
-        kept = self._text.write(ids, ended_by_token=reason == "stop")
+        part = self._text.read(ids, _said(choice), reason)
+        if part is None:
+            return b""
         if self._text.stopped_by is not None:
             choice |= {"finish_reason": "stop", "stop_reason": self._text.stopped_by}
-        finished = choice.get("finish_reason") is not None
-        text = self._text.take(finished=finished)
-        self._say(choice, text)
-        self._trim(choice.get("logprobs"), kept)
-        self._log_and_label(choice, ids[:kept], text, finished)
+        _say(choice, part)
+        _trim(choice.get("logprobs"), part, self._text.offset)
+        self._log_and_label(choice, ids[part.begin : part.end], part.text)
         return self._dressed(event, [choice])
 
-    def _say(self, choice: dict[str, Any], text: str) -> None:
-        if choice.get("delta") is not None:
-            choice["delta"]["content"] = text
-        else:
-            choice["text"] = text
-
-    def _trim(self, logprobs: dict[str, Any] | None, kept: int) -> None:
-        """Those of tokens that belong to the answer; offsets are of the whole text."""
-        for key, values in (logprobs or {}).items():
-            if isinstance(values, list) and logprobs is not None:
-                shift = self._offset if key == "text_offset" else 0
-                logprobs[key] = [value + shift for value in values[:kept]] if shift else values[:kept]
-
-    def _log_and_label(self, choice: dict[str, Any], ids: list[int], text: str, finished: bool) -> None:
-        self._remains.journal.wrote(self.index, ids, text, finished=finished)
+    def _log_and_label(self, choice: dict[str, Any], ids: list[int], text: str) -> None:
+        finished = choice.get("finish_reason") is not None
+        self._remains.journal.wrote(self.index, ids, text, finished, plain=_is_plain(choice))
         choice["index"] = self.index
         for key in ("token_ids", "prompt_token_ids"):
             if key in choice:
@@ -116,9 +119,38 @@ class RestOfChoice:
         return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
 
 
+def _is_plain(choice: dict[str, Any]) -> bool:
+    """Its delta is text and nothing else."""
+    delta = choice.get("delta") or {}
+    return not any(value for key, value in delta.items() if key not in ("content", "role"))
+
+
+def _said(choice: dict[str, Any]) -> str:
+    delta = choice.get("delta")
+    return (choice.get("text") if delta is None else delta.get("content")) or ""
+
+
+def _say(choice: dict[str, Any], part: Part) -> None:
+    """Raises ``Malformed`` where half of an event is known to the client and it is more than text."""
+    if part.begin and not _is_plain(choice):
+        raise Malformed("a worker cut a tool call or its reasoning into other pieces than the one before it")
+    if choice.get("delta") is None:
+        choice["text"] = part.text
+    elif part.text or "content" in choice["delta"]:
+        choice["delta"]["content"] = part.text
+
+
+def _trim(logprobs: dict[str, Any] | None, part: Part, offset: int) -> None:
+    """Those of tokens that the client gets; offsets are of the whole text."""
+    for key, values in (logprobs or {}).items():
+        if isinstance(values, list) and logprobs is not None:
+            new = values[part.begin : part.end]
+            logprobs[key] = [value + offset for value in new] if key == "text_offset" else new
+
+
 async def rests_of(remains: Remains, tap: Tap, tokens: Tokens) -> list[RestOfChoice]:
     """All choices that are still open, up to the cut; none when one of them cannot go on."""
-    if not remains.journal.is_exact:
+    if not remains.can_go_on:
         return []
     try:
         return [await _rest_of(index, remains, tap, tokens) for index in remains.journal.open]
@@ -129,6 +161,8 @@ async def rests_of(remains: Remains, tap: Tap, tokens: Tokens) -> list[RestOfCho
 async def _rest_of(index: int, remains: Remains, tap: Tap, tokens: Tokens) -> RestOfChoice:
     """Raises ``Malformed`` when the tokens of choice ``index`` do not make the text that was sent."""
     log = remains.journal.choices[index]
+    if remains.manner is Manner.REPLAY:
+        return RestOfChoice(index, remains, tap, ReplayedText(log))
     skip = remains.request.body.get("skip_special_tokens") is not False
     decoder, text = await tokens.text_after(remains.prompts[log.prompt], log.ids, skip_special=skip)
     if not log.matches(text):

@@ -123,7 +123,7 @@ class Desk:
             model=worker.model,
             salt=tenant.salt,
             prompts=prompts.ids,
-            remains=self._remains(request, ask, prompts, tenant.salt, context_tokens),
+            remains=self._remains(request, ask, prompts, tenant.salt, worker),
             obey=self.obey,
         )
         if isinstance(plan, Plan):
@@ -132,12 +132,14 @@ class Desk:
         return exchange
 
     def _remains(
-        self, request: ClientRequest, ask: Ask, prompts: Prompts, salt: str, context_tokens: int
+        self, request: ClientRequest, ask: Ask, prompts: Prompts, salt: str, worker: WorkerInfo
     ) -> Remains | None:
-        if not self._resumes or manner_of(request, has_ids=bool(prompts.ids)) is not Manner.CONTINUE:
+        manner = manner_of(request, has_ids=bool(prompts.ids), replays=worker.engine.replays)
+        if not self._resumes or manner not in (Manner.CONTINUE, Manner.REPLAY):
             return None
-        name = functools.partial(self._name, ask.facts.model, salt, context_tokens)
-        return Remains(request, ask, prompts.ids, context_tokens, name)
+        context_tokens = worker.engine.max_model_len
+        name = functools.partial(self._name, worker.model, salt, context_tokens)
+        return Remains(request, ask, prompts.ids, context_tokens, name, manner)
 
     def _name(self, model: str, salt: str, context_tokens: int, prompts: list[list[int]]) -> tuple[PromptNames, ...]:
         """Page names of each prompt as engines will name them; none for prompts that they will refuse."""

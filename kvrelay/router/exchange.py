@@ -26,7 +26,7 @@ from kvrelay.router import sse
 from kvrelay.router.answers import Stream, Whole
 from kvrelay.router.continuation import Continuation, RestOfChoice, rests_of
 from kvrelay.router.failures import Rejected, blames_client
-from kvrelay.router.legs import decode_body, local_body, rest_body
+from kvrelay.router.legs import decode_body, local_body
 from kvrelay.router.prefills import Prefills, accepted
 from kvrelay.router.relay import Relay
 from kvrelay.router.request import ClientRequest
@@ -151,8 +151,8 @@ class Exchange:
     @property
     def _can_go_on(self) -> bool:
         """The answer has begun, and another D could write on."""
-        journal = self._remains.journal if self._remains is not None and self._relay is not None else None
-        return journal is not None and bool(journal.open) and journal.is_exact
+        remains = self._remains if self._relay is not None else None
+        return remains is not None and bool(remains.journal.open) and remains.can_go_on
 
     def fail(self) -> None:
         """What the brain said could not be done: only this request is to suffer for it."""
@@ -275,7 +275,8 @@ class Exchange:
         journal = self._remains.journal
         if not self._can_go_on or self._lost_s or (ask := self._remains.ask(journal.open)) is None:
             return  # it came to its end meanwhile, or was lost
-        plan = self._brain.recovery.hand_over(self._id, ask, reason=reason, tokens=journal.tokens, now=self._clock())
+        tokens, manner, now = journal.tokens, self._remains.manner, self._clock()
+        plan = self._brain.recovery.hand_over(self._id, ask, reason=reason, tokens=tokens, now=now, manner=manner)
         if plan is not None:
             self._planned, self._go = plan, asyncio.get_running_loop().create_future()
             self._drop_decode()
@@ -316,21 +317,14 @@ class Exchange:
         if planned is not None and open_choices:
             return planned
         self._go = asyncio.get_running_loop().create_future()
-        ask, tokens = self._remains.ask(open_choices), self.journal_tokens
-        return self._brain.recovery.lost(self._id, ask, reason=reason, tokens=tokens, now=self._clock())
+        ask, tokens, manner = self._remains.ask(open_choices), self.journal_tokens, self._remains.manner
+        return self._brain.recovery.lost(self._id, ask, reason=reason, tokens=tokens, now=self._clock(), manner=manner)
 
     async def _open_rest(self, rest: RestOfChoice) -> Reply:
         """Raises ``Lost``, ``Rejected``, ``Overloaded``."""
         assert self._remains is not None, "only what is journaled goes on"
         order = self._brain.decode_order(self._id, self._clock())
-        body = rest_body(
-            self._request,
-            order,
-            self._remains.rest_of(rest.index),
-            self._salt,
-            written=len(self._remains.journal.choices[rest.index].ids),
-            room_tokens=self._remains.room_tokens(rest.index),
-        )
+        body = self._remains.body(rest.index, order, self._salt)
         self.wait.begin()
         reply = await self._open(f"{order.url}{self._request.kind.path}", body, f"-r{rest.index}")
         if reply.status != 200:

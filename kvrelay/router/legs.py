@@ -7,7 +7,7 @@ import msgspec
 from kvrelay.errors import Lost
 from kvrelay.fleet.flight import DecodeOrder, PrefillOrder
 from kvrelay.identity import near_salt
-from kvrelay.protocol.engine import DecodeLeg, PrefillLeg, handoff_params
+from kvrelay.protocol.engine import REPLAY_KEY, DecodeLeg, PrefillLeg, handoff_params
 from kvrelay.router.request import ClientRequest, Kind
 
 
@@ -54,6 +54,8 @@ _OF_THE_WHOLE = frozenset(
 )  # fmt: skip
 """Fields that the rest of an answer must not obey again: the router does, or did."""
 
+_REPLAYED_WITHOUT = _OF_THE_WHOLE - {"stop", "max_completion_tokens"}
+
 
 def rest_body(
     request: ClientRequest, order: DecodeOrder, ids: list[int], salt: str, *, written: int, room_tokens: int
@@ -69,6 +71,23 @@ def rest_body(
         params["prompt_token_ids"] = ids
     else:
         body["prompt"] = ids
+    return msgspec.json.encode(body)
+
+
+def replay_body(
+    request: ClientRequest, order: DecodeOrder, prompt: list[int], salt: str, *, written: list[int], choice: int
+) -> bytes:
+    """Choice number ``choice`` of a prompt once more, as it was asked; it begins with the tokens ``written``."""
+    params = handoff_params(DecodeLeg(transfers=list(order.transfers), home=order.home))
+    body = {key: value for key, value in request.body.items() if key not in _REPLAYED_WITHOUT}
+    body |= _salted(salt) | _told(True) | {"stream": True, "kv_transfer_params": params}
+    body["vllm_xargs"] = {REPLAY_KEY: written}
+    if isinstance(seed := body.get("seed"), int):
+        body["seed"] = seed + choice  # so does vLLM: each choice has a generator of its own
+    if request.kind is Kind.CHAT:
+        params["prompt_token_ids"] = prompt
+    else:
+        body["prompt"] = prompt
     return msgspec.json.encode(body)
 
 

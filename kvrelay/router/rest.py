@@ -4,6 +4,7 @@ and ends where a stop string does, also one that began before the cut. No I/O ha
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from kvrelay.types import Value
 
@@ -23,6 +24,14 @@ class StopRules(Value, frozen=True, kw_only=True):
         return 0 if self.included or not self.stops else max(map(len, self.stops)) - 1
 
 
+class Part(NamedTuple):
+    """What the client gets of an event: its tokens from ``begin`` to ``end``, and a text."""
+
+    begin: int
+    end: int
+    text: str
+
+
 class RestOfText:
     """One choice from the cut on. ``text`` is all of its text, that of before the cut included."""
 
@@ -35,11 +44,18 @@ class RestOfText:
         self._tokens = tokens
         self._sent_chars = sent_chars
         self.text = text
+        self.offset = len(text)
+        """Where the text of the second worker begins in that of the answer."""
         self.stopped_by: str | None = None
-        """The stop string that ended it."""
+        """The stop string that ended it, of which the second worker does not know."""
 
     def __repr__(self) -> str:
         return f"<RestOfText {self._tokens} tokens, {self._sent_chars} of {len(self.text)} characters sent>"
+
+    def read(self, ids: Sequence[int], said: str, reason: str | None) -> Part | None:
+        """What of an event is new. What the worker ``said`` is of no use: it does not know what came before."""
+        end = self.write(ids, ended_by_token=reason == "stop")
+        return Part(0, end, self.take(finished=reason is not None or self.stopped_by is not None))
 
     def write(self, ids: Sequence[int], *, ended_by_token: bool = False) -> int:
         """Take tokens; how many of them belong to the answer. ``ended_by_token``: the last one is its end token."""

@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import msgspec
 
-from kvrelay.fleet.flight import Ask
+from kvrelay.fleet.flight import Ask, DecodeOrder
 from kvrelay.fleet.journal import Journal
 from kvrelay.policy.recover import Manner, manner
+from kvrelay.router.legs import replay_body, rest_body
 from kvrelay.router.request import ClientRequest, Kind
 from kvrelay.router.rest import StopRules
 from kvrelay.types import PromptNames, RequestFacts
@@ -37,11 +38,14 @@ def set_fields(request: ClientRequest) -> set[str]:
     return fields
 
 
-def manner_of(request: ClientRequest, *, has_ids: bool) -> Manner:
-    """How the answer goes on when its D is lost; ``has_ids``: the prompt's token ids are known."""
+def manner_of(request: ClientRequest, *, has_ids: bool, replays: bool = False) -> Manner:
+    """How the answer goes on when its D is lost. ``has_ids``: the prompt's token ids are known.
+
+    ``replays``: workers can be made to write given tokens.
+    """
     if not request.stream:
         return Manner.RESTART
-    return manner(set_fields(request), replays=False) if has_ids else Manner.FAIL
+    return manner(set_fields(request), replays=replays) if has_ids else Manner.FAIL
 
 
 def stop_rules(request: ClientRequest) -> StopRules:
@@ -59,9 +63,16 @@ class Remains:
     """What is left to write of one request's answer."""
 
     def __init__(
-        self, request: ClientRequest, ask: Ask, prompts: list[list[int]], context_tokens: int, name: Namer
+        self,
+        request: ClientRequest,
+        ask: Ask,
+        prompts: list[list[int]],
+        context_tokens: int,
+        name: Namer,
+        manner: Manner = Manner.CONTINUE,
     ) -> None:
         self.request = request
+        self.manner = manner
         self.prompts = prompts
         self.rules = stop_rules(request)
         self._ask = ask
@@ -87,10 +98,16 @@ class Remains:
         choice = self.journal.choices[index]
         return self.limits[choice.prompt] - len(choice.ids)
 
+    @property
+    def can_go_on(self) -> bool:
+        """What was sent is known well enough."""
+        return self.journal.is_exact and (self.manner is Manner.REPLAY or self.journal.is_plain)
+
     def rest_of(self, index: int) -> list[int]:
-        """Prompt and written tokens of choice ``index``."""
+        """What the next worker is asked for choice ``index``: a replay begins with the prompt alone."""
         choice = self.journal.choices[index]
-        return [*self.prompts[choice.prompt], *choice.ids]
+        prompt = self.prompts[choice.prompt]
+        return prompt if self.manner is Manner.REPLAY else [*prompt, *choice.ids]
 
     def written(self) -> tuple[PromptNames, int]:
         """Names of the pages of the first choice's prompt and answer so far, and their tokens."""
@@ -107,10 +124,21 @@ class Remains:
             request_id=before.request_id,
             model=before.model,
             prompt_tokens=tuple(map(len, ids)),
-            max_tokens=sum(map(self.room_tokens, indices)),
+            max_tokens=len(indices) * max(self.limits)
+            if self.manner is Manner.REPLAY
+            else sum(map(self.room_tokens, indices)),
             page_names=self._name(ids),
         )
         return msgspec.structs.replace(self._ask, facts=facts, sequences=len(indices), local_reason="")
+
+    def body(self, index: int, order: DecodeOrder, salt: str) -> bytes:
+        """What the next worker is sent for choice ``index``."""
+        choice, asked = self.journal.choices[index], self.rest_of(index)
+        if self.manner is Manner.REPLAY:
+            number = index % self.request.choices
+            return replay_body(self.request, order, asked, salt, written=list(choice.ids), choice=number)
+        room_tokens = self.room_tokens(index)
+        return rest_body(self.request, order, asked, salt, written=len(choice.ids), room_tokens=room_tokens)
 
     def usage(self, cached_tokens: int | None) -> dict[str, object]:
         """OpenAI's usage of the whole answer."""

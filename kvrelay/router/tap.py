@@ -124,9 +124,9 @@ class Tap:
             for choice in event.choices:
                 delta = choice.delta
                 text = choice.text if delta is None else delta.content
-                exact = delta is None or delta.is_plain
+                plain = delta is None or delta.is_plain
                 finished = choice.finish_reason is not None
-                self._journal.wrote(choice.index, choice.token_ids or (), text or "", finished, exact)
+                self._journal.wrote(choice.index, choice.token_ids or (), text or "", finished, plain)
             if not event.choices and event.usage is not None:
                 self.usage_sent = True
 

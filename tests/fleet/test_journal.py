@@ -44,7 +44,8 @@ def test_text_without_tokens_is_not_gone_on_with() -> None:
     assert journal.is_exact
 
 
-def test_what_is_not_text_is_not_gone_on_with() -> None:
+def test_what_is_more_than_text_is_known_as_such() -> None:
     journal = Journal(prompts=1, choices=1, limits=[9])
-    journal.wrote(0, [1], "a", exact=False)
-    assert not journal.is_exact
+    journal.wrote(0, [1], "a", plain=False)
+    assert journal.is_exact
+    assert not journal.is_plain

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any
 
 import aiohttp
+from msgspec.structs import replace
 
 from kvrelay import channel
 from kvrelay.channel import Channel, bind_tcp
@@ -131,13 +132,15 @@ class Cluster:
         dtype: str = "bfloat16",
         checked: bool = True,
         fake: FakeVllm | None = None,
+        replays: bool = False,
         **more: Any,
     ) -> FakeVllm:
         """Start a fake worker and register it; once it is ready (and its rendering ``checked``), return."""
         made = FakeVllm(tokens=self.tokens, model=model, **more) if fake is None else fake
         fake = await self._stack.enter_async_context(made.serve())
         self.workers[name] = fake
-        await self.join(worker(name, role, url=fake.url, store=store_name, weights=weights, model=model, dtype=dtype))
+        info = worker(name, role, url=fake.url, store=store_name, weights=weights, model=model, dtype=dtype)
+        await self.join(replace(info, engine=replace(info.engine, replays=replays)))
         await until(lambda: self.is_ready(name))
         if checked:
             probes = 5 if fake.renders and not fake.render_shift else 2

@@ -29,6 +29,8 @@ class Script:
     """Whoever begins an answer fails after so many tokens."""
     again_after: int | None = None
     """Whoever goes on with one fails after so many of its own."""
+    again_text: str = ""
+    """Another text that replays write, against their orders."""
     struck: int = 0
     prompts: list[list[int]] = field(default_factory=list)
     """Prompts without a part of an answer."""
@@ -77,8 +79,12 @@ class ScriptedVllm(FakeVllm):
         prompts = self._prompts(body)
         choices = [(index, prompt) for index, prompt in enumerate(prompts * body.get("n", 1))]
         logs = {index: self.script.written(prompt) for index, prompt in choices}
+        again = (body.get("vllm_xargs") or {}).get("kvrelay_replay")
         begins, open_choices, count = dict(logs), set(logs), 0
-        end = self.script.again_after if any(begins.values()) else self.script.after
+        resumed = any(begins.values()) or again is not None
+        end = self.script.again_after if resumed else self.script.after
+        if again is not None and self.script.again_text:
+            self.script.text = self.script.again_text
         if chat:
             for index in logs:
                 await self._send(response, body, {"index": index, "delta": {"role": "assistant", "content": ""}})

@@ -63,10 +63,11 @@ class Fleet:
 
     cluster: Cluster
     script: Script
+    replays: bool
 
     async def add(self, name: str) -> ScriptedVllm:
         fake = ScriptedVllm(tokens=self.cluster.tokens, script=self.script)
-        await self.cluster.add(name, Role.DECODE, fake=fake)
+        await self.cluster.add(name, Role.DECODE, fake=fake, replays=self.replays)
         return fake
 
     async def ask(self, **body: Any) -> Heard:
@@ -79,12 +80,12 @@ class Fleet:
 
 
 @asynccontextmanager
-async def running(folder: Path, decodes: int = 2, **more: Any) -> AsyncIterator[Fleet]:
+async def running(folder: Path, decodes: int = 2, *, replays: bool = False, **more: Any) -> AsyncIterator[Fleet]:
     async with Cluster(folder, **more) as cluster:
         script = Script(Tokenizer.from_file(str(folder / "tokenizer.json")), TEXT)
-        fleet = Fleet(cluster, script)
+        fleet = Fleet(cluster, script, replays)
         await cluster.join(store())
-        await cluster.add("p1", Role.PREFILL)
+        await cluster.add("p1", Role.PREFILL, replays=replays)
         for number in range(decodes):
             await fleet.add(f"d{number + 1}")
         yield fleet
@@ -185,11 +186,55 @@ async def test_when_all_are_gone_the_answer_ends_in_an_error_and_without_done(fl
 
 
 @pytest.mark.parametrize("body", [{"seed": 0}, {"presence_penalty": 0.5}, {"echo": True}, {"a_new_field": 1}])
-async def test_what_cannot_go_on_unchanged_ends_in_an_error(fleet: Fleet, body: dict[str, Any]) -> None:
+async def test_where_workers_cannot_replay_what_has_a_state_ends_in_an_error(
+    fleet: Fleet, body: dict[str, Any]
+) -> None:
     fleet.script.after = 4
     cut = await fleet.ask(**body)
     assert b'"code":502' in cut.last
     assert fleet.script.struck == 1
+
+
+STATEFUL: list[dict[str, Any]] = [
+    {"seed": 7},
+    {"presence_penalty": 0.5, "stop": ["über the la"]},
+    {"messages": CHAT, "response_format": {"type": "json_object"}},
+    {"seed": 0, "n": 2},
+]
+
+
+@pytest.mark.parametrize("body", STATEFUL, ids=lambda body: next(iter(body)))
+async def test_what_has_a_state_over_the_output_is_written_again_and_what_was_sent_is_dropped(
+    model_folder: Path, body: dict[str, Any]
+) -> None:
+    async with running(model_folder, replays=True) as fleet:
+        calm = await fleet.ask(**body, **USAGE)
+        for after in range(1, len(fleet.script.ids), 3):
+            fleet.script.after = after
+            cut = await fleet.ask(**body, **USAGE)
+            assert (cut.texts, cut.finishes, cut.last) == (calm.texts, calm.finishes, b"data: [DONE]"), after
+            assert [usage["completion_tokens"] for usage in cut.usages] == [
+                usage["completion_tokens"] for usage in calm.usages
+            ]
+        assert fleet.script.struck > 5
+        assert await fleet.resumes("failed") == 0
+
+
+async def test_each_choice_is_replayed_with_the_seed_that_it_had(model_folder: Path) -> None:
+    async with running(model_folder, replays=True) as fleet:
+        fleet.script.after = 9
+        await fleet.ask(seed=5, n=3)
+        bodies = [body for fake in fleet.cluster.workers.values() for body in fake.bodies() if "vllm_xargs" in body]
+        assert sorted(body["seed"] for body in bodies) == [5, 6, 7]
+        assert all("n" not in body for body in bodies)
+
+
+async def test_a_replay_that_writes_something_else_is_not_passed_on(model_folder: Path) -> None:
+    async with running(model_folder, replays=True) as fleet:
+        fleet.script.after, fleet.script.again_text = 6, "one two, something else altogether"
+        cut = await fleet.ask(seed=1)
+        assert b'"code":502' in cut.last
+        assert TEXT.startswith(cut.texts[0])
 
 
 async def test_answers_do_not_go_on_where_that_is_switched_off(model_folder: Path) -> None:

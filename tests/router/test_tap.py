@@ -68,8 +68,9 @@ def test_what_cannot_be_read_is_passed_on_and_not_gone_on_from() -> None:
     assert not tapped.journal.is_exact
 
 
-def test_reasoning_and_tool_calls_are_not_gone_on_from() -> None:
+def test_reasoning_and_tool_calls_are_more_than_text() -> None:
     for more in ({"reasoning": "hm"}, {"tool_calls": [{"index": 0}]}):
         tapped = tap()
         tapped.take(event("x", [1], delta={"content": "x", **more}))
-        assert not tapped.journal.is_exact
+        assert tapped.journal.is_exact
+        assert not tapped.journal.is_plain

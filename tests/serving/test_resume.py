@@ -181,3 +181,105 @@ async def until_ready(probe: Probe, name: str) -> None:
             return
         await asyncio.sleep(0.1)
     raise AssertionError(f"{name} did not come back")
+
+
+# ---------------------------------------------------------------- requests of every kind
+
+GREEDY = {"temperature": 0}
+KINDS: dict[str, dict[str, Any]] = {
+    "greedy chat": {**GREEDY, "chat": True},
+    "two prompts": {**GREEDY, "prompts": 2},
+    "log probabilities": {**GREEDY, "logprobs": 2},
+    "least number of tokens": {**GREEDY, "min_tokens": 60, "ignore_eos": False},
+    "repetition penalty": {**GREEDY, "repetition_penalty": 1.3},
+    "seed": {"seed": 11, "temperature": 1.0},
+    "seed of a chat": {"seed": 12, "temperature": 0.8, "top_p": 0.9, "chat": True},
+    "seeds of two choices": {"seed": 13, "temperature": 1.0, "n": 2},
+    "presence penalty": {**GREEDY, "presence_penalty": 1.5},
+    "frequency penalty": {**GREEDY, "frequency_penalty": 0.7},
+    "a grammar": {**GREEDY, "structured_outputs": {"regex": "([a-z]{3} ){60}"}, "ignore_eos": False},
+}
+
+
+def body_of(kind: str, number: int) -> tuple[str, dict[str, Any]]:
+    rng = random.Random(f"{kind} {number}")
+    fields = dict(KINDS[kind])
+    body = tiny.completion(tiny.ids(rng, PROMPT_TOKENS), ANSWER_TOKENS)
+    del body["return_token_ids"], body["temperature"]
+    if fields.pop("prompts", 1) > 1:
+        body["prompt"] = [body["prompt"], tiny.ids(rng, PROMPT_TOKENS)]
+    if not fields.pop("chat", False):
+        return "/v1/completions", body | fields
+    words = "".join(chr(97 + rng.randrange(26)) for _ in range(40))
+    body["messages"] = [{"role": "user", "content": words}]
+    del body["prompt"]
+    return "/v1/chat/completions", body | fields
+
+
+def expected_of(whole: dict[str, Any]) -> dict[int, tuple[str, str]]:
+    return {
+        choice["index"]: (choice["text"] if "text" in choice else choice["message"]["content"], choice["finish_reason"])
+        for choice in whole["choices"]
+    }
+
+
+@dataclass
+class Choices:
+    """All choices of one stream, as its client puts them together."""
+
+    texts: dict[int, str] = field(default_factory=dict)
+    finishes: dict[int, str] = field(default_factory=dict)
+    logprobs: list[Any] = field(default_factory=list)
+    events: int = 0
+    last: str = ""
+
+    def take(self, line: str) -> None:
+        self.last, self.events = line, self.events + 1
+        if line == "data: [DONE]":
+            return
+        event = json.loads(line.removeprefix("data: "))
+        assert "error" not in event, event
+        for choice in event["choices"]:
+            said = choice["delta"].get("content") if "delta" in choice else choice["text"]
+            self.texts[choice["index"]] = self.texts.get(choice["index"], "") + (said or "")
+            if choice["finish_reason"]:
+                assert choice["index"] not in self.finishes
+                self.finishes[choice["index"]] = choice["finish_reason"]
+            if choice.get("logprobs"):
+                self.logprobs += zip(choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"], strict=True)
+
+    async def read(self, probe: Probe, route: str, body: dict[str, Any]) -> None:
+        async with probe.http.post(probe.cluster.url + route, json={**body, "stream": True}) as response:
+            assert response.status == 200, await response.text()
+            async for line in response.content:
+                if line.strip():
+                    self.take(line.decode().strip())
+
+
+async def test_requests_of_every_kind_go_on_as_they_would_have(probe: Probe, tiny_baseline: Baseline) -> None:
+    asked = [(kind, *body_of(kind, number)) for kind in KINDS for number in range(2)]
+    expected = [await tiny_baseline.ask(route, body) for _, route, body in asked]
+    before = await resumed(probe)
+    answers = [Choices() for _ in asked]
+    running = [
+        asyncio.create_task(answer.read(probe, route, body))
+        for answer, (_, route, body) in zip(answers, asked, strict=True)
+    ]
+    while min(answer.events for answer in answers) < BEGUN_TOKENS:
+        assert not any(task.done() for task in running), "too fast: nothing is left to lose"
+        await asyncio.sleep(0.002)
+    with stopped(probe.cluster.pid("decode-0"), all_of_it=True):
+        await asyncio.gather(*running)
+        after = await resumed(probe)
+    for (kind, _, _), answer, whole in zip(asked, answers, expected, strict=True):
+        assert answer.last == "data: [DONE]", kind
+        assert {index: (answer.texts[index], answer.finishes[index]) for index in answer.texts} == expected_of(whole), (
+            kind
+        )
+        if kind == "log probabilities":
+            listed = whole["choices"][0]["logprobs"]
+            assert [token for token, _ in answer.logprobs] == listed["tokens"]
+    assert after[0] - before[0] >= len(asked) // 4
+    assert after[1] == before[1]
+    await until_ready(probe, "decode-0")
+    await probe.assert_at_rest()
