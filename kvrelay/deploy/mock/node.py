@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import socket
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
@@ -38,7 +39,9 @@ class MockNode:
     """Use ``run_node``."""
 
     def __init__(self, site: Site, plans: tuple[WorkerPlan, ...]) -> None:
+        """Raises ``Misconfigured`` when a port is taken."""
         self.site = site
+        self._socket = _bound(site.config.mock.control_port)  # before a worker could choose that port
         self.workers = {plan.name: MockWorker(plan, site) for plan in plans}
         self.control_url = ""
 
@@ -61,20 +64,22 @@ class MockNode:
 
     @contextlib.asynccontextmanager
     async def _controlled(self) -> AsyncIterator[None]:
-        port = self.site.config.mock.control_port
-        try:
-            sock = bind_tcp(HOST, port)
-        except OSError as error:
-            raise Misconfigured(f"mock.control_port {port}: {error.strerror}; choose another") from error
-        self.control_url = f"http://{HOST}:{sock.getsockname()[1]}"
+        self.control_url = f"http://{HOST}:{self._socket.getsockname()[1]}"
         app = Control({**self.workers, **self.site.members}, engine_key(self.site.key)).app()
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await runner.setup()
         try:
-            await web.SockSite(runner, sock).start()
+            await web.SockSite(runner, self._socket).start()
             yield
         finally:
             await runner.cleanup()
+
+
+def _bound(port: int) -> socket.socket:
+    try:
+        return bind_tcp(HOST, port)
+    except OSError as error:
+        raise Misconfigured(f"mock.control_port {port}: {error.strerror}; choose another") from error
 
 
 async def run_node(config: Config, plan: NodePlan, *, key: bytes, ready: Callable[[MockNode], None]) -> None:
