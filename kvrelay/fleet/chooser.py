@@ -215,7 +215,7 @@ class Chooser:
         return Readers(
             names=names,
             rates=rates,
-            queue_s=_row([loads.wait_s(name, now, own, step) for name, own, step in waits]),
+            queue_s=_row([loads.wait_s(name, now, own, step) + loads.held_s(name, own) for name, own, step in waits]),
             sources=sources,
             token_bytes=place.token_bytes,
             last_chosen=np.array([loads.last_chosen(name) for name in names], dtype=np.int64),

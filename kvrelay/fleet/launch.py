@@ -174,6 +174,8 @@ class Launcher:
         leg = flight.legs[hold.index]
         if ending is Ending.CAME and hold.order is not None:
             leg.state = LegState.SENT
+            if leg.reservation is not None:
+                self._loads.send(leg.reservation, now)
             self._outcomes.prefill_sent(leg, now, alone=self._loads.prompts(hold.order.worker) == 1)
             return Assigned(order=hold.order)
         self.withdraw(leg, now)
@@ -233,5 +235,6 @@ class Launcher:
         if wait is None:
             self._outcomes.prefill_sent(leg, now, alone=alone)
             return Assigned(order=order)
+        self._loads.hold(reservation, now)
         leg.state, leg.holds = LegState.HELD, leg.holds + 1
         return Assigned(pull=wait.pull)

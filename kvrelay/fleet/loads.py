@@ -51,6 +51,9 @@ class Loads:
         self.kv_tokens: Counter[str] = Counter()
         self.links = Links()
         self._backlogs: defaultdict[str, Backlog] = defaultdict(Backlog)
+        self._held: defaultdict[str, dict[str, float]] = defaultdict(dict)
+        """Predicted seconds of prompts that their worker is not asked for yet, by worker and transfer: it does not
+        compute them meanwhile."""
         self._usual: dict[str, float] = {}
         self._chosen: dict[str, int] = {}
         self._choices = 0
@@ -67,8 +70,12 @@ class Loads:
         backlog = self._backlogs.get(worker)
         return backlog.wait_s(now, own_s, step_s) if backlog else 0.0
 
+    def held_s(self, worker: str, at_most_s: float = math.inf) -> float:
+        """Seconds that prompts will take which are held back for ``worker``, each of them ``at_most_s``."""
+        return sum(min(seconds, at_most_s) for seconds in self._held[worker].values()) if worker in self._held else 0.0
+
     def prompts(self, worker: str) -> int:
-        """How many prompts ``worker`` has still to compute."""
+        """How many prompts ``worker`` was sent and has still to compute."""
         backlog = self._backlogs.get(worker)
         return len(backlog) if backlog else 0
 
@@ -88,10 +95,21 @@ class Loads:
         self._backlogs[worker].add(reservation.key, Promise(seconds=reservation.seconds), now)
         self.links.promise(reservation.source, reservation.target, reservation.bytes)
 
+    def hold(self, reservation: PrefillReservation, now: float) -> None:
+        """A prompt that was promised to a worker is not sent yet."""
+        self._held[reservation.worker][reservation.key] = reservation.seconds
+        self._backlogs[reservation.worker].remove(reservation.key, now)
+
+    def send(self, reservation: PrefillReservation, now: float) -> None:
+        """A prompt that was held is sent: it comes behind those that are there."""
+        del self._held[reservation.worker][reservation.key]
+        self._backlogs[reservation.worker].add(reservation.key, Promise(seconds=reservation.seconds), now)
+
     def release_prefill(self, reservation: PrefillReservation, now: float) -> None:
         worker = reservation.worker
         self.prefill_legs[worker] -= 1
         self.queued_tokens[worker] -= reservation.tokens
+        self._held[worker].pop(reservation.key, None)
         self._backlogs[worker].remove(reservation.key, now)
         self.links.promise(reservation.source, reservation.target, -reservation.bytes)
 
@@ -124,6 +142,7 @@ class Loads:
                 for counter in self._counters():
                     del counter[worker]
                 self._backlogs.pop(worker, None)
+                self._held.pop(worker, None)
                 self._usual.pop(worker, None)
                 del self._chosen[worker]
 
@@ -147,8 +166,13 @@ class Loads:
                 raise AssertionError(f"reserved {dict(mine)}, but open reservations add up to {dict(theirs)}")
         for worker, backlog in self._backlogs.items():
             theirs_too = expected._backlogs[worker]
-            if not {leg.key for leg in legs if leg.worker == worker} <= backlog.keys() <= theirs_too.keys():
+            held = self._held[worker].keys()
+            sent = {leg.key for leg in legs if leg.worker == worker} - held
+            if not sent <= backlog.keys() <= theirs_too.keys() - held:
                 raise AssertionError(f"{worker} has {backlog!r}, but open reservations make {theirs_too!r}")
+        promised = {(leg.worker, leg.key) for leg in legs}
+        waiting = {(worker, key) for worker, held in self._held.items() for key in held}
+        assert waiting <= promised, "a prompt is held that nobody promised"
         moving: Counter[tuple[str, str]] = Counter()
         for leg in legs:
             moving[leg.source, leg.target] += leg.bytes

@@ -343,3 +343,19 @@ def test_who_was_to_go_to_a_p_that_is_gone_goes_elsewhere_at_once(how: str) -> N
 
 def _p_of(brain: Brain, number: int) -> str:
     return str(brain.ledger.get(f"r{number}").prefill_worker)  # type: ignore[union-attr]
+
+
+def test_a_prompt_that_is_held_back_is_no_work_of_its_worker_until_it_is_sent() -> None:
+    brain = known_brain([("p0", "s1"), ("p1", "s1")])
+    begun(brain, ask("r0", (7, 5000)))
+    assert not begun(brain, ask("r1", (7, 5000), (9, 1000))).prefills
+    leader, idle = _p_of(brain, 0), _p_of(brain, 1)
+    assert leader != idle
+    for now in (0.0, 2.0):
+        assert (brain.loads.wait_s(idle, now), brain.loads.prompts(idle)) == (0.0, 0)
+        assert brain.loads.held_s(idle) == pytest.approx(1.0, rel=0.5), "it does not get shorter while it waits"
+    brain.check_invariants()
+    assert brain.prefill_finished("r0", 0, 0, 5.0)
+    assert (brain.loads.held_s(idle), brain.loads.prompts(idle)) == (0.0, 1)
+    assert brain.loads.wait_s(idle, 5.0) == pytest.approx(1.0, rel=0.5)
+    brain.check_invariants()
