@@ -1,12 +1,13 @@
-"""Turns the fleet's state into vectors and asks policy to choose. It must never change that state."""
+"""Turns the fleet's state into columns and asks policy to choose. It must never change that state."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 import msgspec
-import numpy as np
 
 from kvrelay.fleet.breakers import Breakers
 from kvrelay.fleet.experience import Experience
@@ -15,16 +16,25 @@ from kvrelay.fleet.ground import Ground, Grounds, Place
 from kvrelay.fleet.holdings import Depths, Holdings, stored_tokens
 from kvrelay.fleet.loads import DecodeReservation, Loads, PrefillReservation
 from kvrelay.fleet.rates import Law
-from kvrelay.fleet.reach import Reach
+from kvrelay.fleet.reach import Reach, Sight
 from kvrelay.fleet.workers import Fleet, Handoff
-from kvrelay.policy.cost import Flags, Prompt, Readers, Ways, Writers, uncached_tokens
-from kvrelay.policy.fit import Floats
-from kvrelay.policy.perf import beside_a_step, prefill_seconds
+from kvrelay.policy.cost import Offers, Prompt, Readers, Ways, Writers, uncached_tokens
+from kvrelay.policy.perf import Rates, beside_a_step, prefill_seconds
 from kvrelay.policy.route import Decision, choose
 from kvrelay.types import PromptNames, Role, Value, WorkerInfo
 
 MAX_SPLIT_PROMPTS = 64
 """A request with more prompts than this is not split: each would be a connection of its own."""
+
+
+class Open(NamedTuple):
+    """Positions of workers that a choice may fall on."""
+
+    readers: Sequence[int]
+    writers: Sequence[int]
+    """For a prompt that another worker computes."""
+    computing: Sequence[int]
+    """Writers that may compute it themselves."""
 
 
 class Pick(Value, frozen=True, kw_only=True):
@@ -92,13 +102,17 @@ class Chooser:
         tokens = facts.prompt_tokens[longest] if split else sum(facts.prompt_tokens)
         prompt = self._prompt(ask, tokens)
         # Who is probed computes the prompt too: a P would have D asked only when it is done.
-        well = np.logical_not(np.array(self._breakers.are_open(ground.writing.names), dtype=bool))
-        pairs = ground.pairs & well if split else np.zeros_like(ground.pairs)
+        probed = [at for at, is_open in enumerate(self._breakers.are_open(ground.writing.names)) if is_open]
+        writers = range(len(ground.writers))
         # Of several prompts some would be local and some not; until hand-offs are known, roles decide.
         own = self._local_prefill and self._experience.knows_handoffs and len(facts.prompt_tokens) == 1
-        own_too = np.logical_or(~pairs.any(axis=0), own)
+        open_to = Open(
+            readers=range(len(ground.readers)) if split else (),
+            writers=[at for at in writers if at not in probed],
+            computing=writers if own or not split else sorted({*ground.alone, *probed}),
+        )
         may_wait = len(facts.prompt_tokens) == 1 or split
-        pick = self._choose(prompt, names, ground, pairs, own_too, now, may_wait=may_wait)
+        pick = self._choose(prompt, names, ground, open_to, now, may_wait=may_wait)
         share = tokens / sum(facts.prompt_tokens) if tokens else 1.0
         return pick if pick is None or share == 1.0 else msgspec.structs.replace(pick, share=share)
 
@@ -110,20 +124,21 @@ class Chooser:
         ``may_wait``: for a prefix that another worker computes, or a store is to push.
         """
         ground = self._grounds.of(ask.facts.model, now)
-        tried = leg.tried | {shun}
-        fresh = np.array([worker.name not in tried for worker in ground.readers], dtype=bool)
-        there = np.array([worker.name == decode.name for worker in ground.writers], dtype=bool)
-        pairs = ground.pairs & fresh[:, np.newaxis] & there
+        open_to = Open(
+            readers=_others(ground.reading, {*leg.tried, shun}),
+            writers=[at for at, name in enumerate(ground.writing.names) if name == decode.name],
+            computing=(),
+        )
         prompt = self._prompt(ask, leg.prompt_tokens)
-        return self._choose(prompt, leg.names, ground, pairs, np.zeros_like(there), now, may_wait=may_wait)
+        return self._choose(prompt, leg.names, ground, open_to, now, may_wait=may_wait)
 
     def decode(self, ask: Ask, tried: Collection[str], now: float) -> Pick | None:
         """The best D that was not tried yet, when the first one failed."""
         ground = self._grounds.of(ask.facts.model, now)
-        fresh = np.array([worker.name not in tried for worker in ground.writers], dtype=bool)
         prompt = self._prompt(ask, ask.facts.prompt_tokens[longest_prompt(ask)])
         names = ask.facts.page_names[longest_prompt(ask)] if ask.facts.page_names else {}
-        return self._choose(prompt, names, ground, np.zeros_like(ground.pairs), fresh, now, may_wait=False)
+        open_to = Open(readers=(), writers=(), computing=_others(ground.writing, tried))
+        return self._choose(prompt, names, ground, open_to, now, may_wait=False)
 
     def resume(self, ask: Ask, tried: Collection[str], now: float) -> Pick | None:
         """Where the rest of an answer is written, and its prompt computed: whatever the settings, by the sum alone.
@@ -133,11 +148,13 @@ class Chooser:
         ground = self._grounds.of(ask.facts.model, now)
         prompt = self._prompt(ask, ask.facts.prompt_tokens[longest_prompt(ask)])
         names = ask.facts.page_names[longest_prompt(ask)] if ask.facts.page_names else {}
-        writers = np.array([worker.name not in tried for worker in ground.writers], dtype=bool)
-        readers = np.array([worker.name not in tried for worker in ground.readers], dtype=bool)
-        single = len(ask.facts.prompt_tokens) == 1
-        pairs = ground.pairs & readers[:, np.newaxis] & writers & single
-        return self._choose(prompt, names, ground, pairs, writers, now, may_wait=single)
+        single, writers = len(ask.facts.prompt_tokens) == 1, _others(ground.writing, tried)
+        open_to = Open(
+            readers=_others(ground.reading, tried) if single else (),
+            writers=writers,
+            computing=writers,
+        )
+        return self._choose(prompt, names, ground, open_to, now, may_wait=single)
 
     def _prompt(self, ask: Ask, tokens: int) -> Prompt:
         facts = ask.facts
@@ -149,24 +166,14 @@ class Chooser:
         )
 
     def _choose(
-        self,
-        prompt: Prompt,
-        names: PromptNames,
-        ground: Ground,
-        pairs: Flags,
-        own: Flags,
-        now: float,
-        *,
-        may_wait: bool,
+        self, prompt: Prompt, names: PromptNames, ground: Ground, open_to: Open, now: float, *, may_wait: bool
     ) -> Pick | None:
         depths = self._holdings.depths(names)
-        waited_for = names if may_wait else {}
-        readers = self._readers(ground.reading, depths, waited_for, prompt, now)
-        own_readers = self._readers(ground.writing, depths, waited_for if own.any() else {}, prompt, now)
-        writers = self._writers(ground.writing, own_readers, own, prompt)
-        matrices = self._loads.links.between(ground.reading.stores, ground.writing.stores)
-        stored = stored_tokens(ground.reading, ground.writing, depths, own_readers.sources)
-        decision = choose(prompt, readers, writers, Ways(pairs, *matrices, stored))
+        sight = self._reach.look(names, depths, now, may_wait=may_wait)
+        readers = self._readers(ground.reading, sight, prompt, now)
+        own_readers = self._readers(ground.writing, sight, prompt, now)
+        writers = self._writers(ground.writing, own_readers, open_to.computing, prompt)
+        decision = choose(prompt, readers, writers, self._ways(ground, open_to, depths))
         if decision is None:
             return None
         decode = next(worker for worker in ground.writers if worker.name == decision.chosen.decode)
@@ -193,47 +200,74 @@ class Chooser:
         """Why ``decode`` computes the request's prompts itself, as a word for a metric label."""
         if reason := self.why_whole(ask):
             return reason
-        if ground.pairs[:, ground.writers.index(decode)].any():
+        if ground.writers.index(decode) not in ground.alone:
             return "probe" if self._breakers.are_open([decode.name])[0] else "cheaper"
         if decode.role is Role.DECODE:
             return "no_pair" if ground.readers else "no_prefill"
         return "no_pair" if any(not worker.role.decodes for worker in ground.readers) else "colocated"
 
-    # ------------------------------------------------------------ vectors
+    # ------------------------------------------------------------ columns
 
-    def _readers(self, place: Place, depths: Depths, waited_for: PromptNames, prompt: Prompt, now: float) -> Readers:
-        loads, names, sources = self._loads, place.names, self._holdings.sources(place, depths)
-        if waited_for:
-            sources = self._reach.added(sources, place, waited_for, depths, prompt.tokens, now)
-        rates = self._experience.rates(names)[Law.PREFILL.value]
-        new = np.maximum(1.0, prompt.tokens - sources.tokens.max(axis=0, initial=0.0))
-        own_s = prefill_seconds(rates, new, prompt.tokens - new)
-        own_s = np.where(np.isfinite(place.passing_tokens), own_s, np.inf)
-        # It comes in the middle of a step, on average.
-        step_s = prefill_seconds(rates, place.passing_tokens, np.zeros(1)) / 2
-        waits = zip(names, own_s.tolist(), step_s.tolist(), strict=True)
+    def _readers(self, place: Place, sight: Sight, prompt: Prompt, now: float) -> Readers:
+        names, offers = place.names, self._reach.offers(place, sight, prompt.tokens, now)
+        rates, hints = self._experience.rates(Law.PREFILL, names), offers.hints
         return Readers(
             names=names,
             rates=rates,
-            queue_s=_row([loads.wait_s(name, now, own, step) + loads.held_s(name, own) for name, own, step in waits]),
-            sources=sources,
+            queue_s=self._queues_s(place, rates, hints, prompt.tokens, now),
+            offers=offers,
+            hints=hints,
             token_bytes=place.token_bytes,
-            last_chosen=np.array([loads.last_chosen(name) for name in names], dtype=np.int64),
+            last_chosen=list(map(self._loads.last_chosen, names)),
         )
 
-    def _writers(self, place: Place, readers: Readers, computes: Flags, prompt: Prompt) -> Writers:
-        loads, rates = self._loads, self._experience.rates(readers.names)
+    def _queues_s(self, place: Place, rates: Sequence[Rates], hints: Offers, asked: int, now: float) -> list[float]:
+        loads, queues_s = self._loads, [0.0] * len(place.names)
+        for at, name in enumerate(place.names):
+            if not loads.prompts(name) and not loads.held_s(name):
+                continue
+            step, own_s, step_s = place.passing_tokens[at], math.inf, 0.0
+            if step < math.inf:
+                new = max(1.0, asked - max([tokens for _, tokens, _ in hints[at]]))
+                own_s = prefill_seconds(rates[at], new, asked - new)
+                step_s = prefill_seconds(rates[at], step, 0.0) / 2  # it comes in the middle of one, on average
+            queues_s[at] = loads.wait_s(name, now, own_s, step_s) + loads.held_s(name, own_s)
+        return queues_s
+
+    def _writers(self, place: Place, readers: Readers, computes: Sequence[int], prompt: Prompt) -> Writers:
+        loads, names = self._loads, place.names
+        step_rates = self._experience.rates(Law.STEP, names)
+        beside = list(map(beside_a_step, readers.rates, step_rates))
         return Writers(
-            readers=dataclasses.replace(readers, rates=beside_a_step(readers.rates, rates[Law.STEP.value])),
-            step_rates=rates[Law.STEP.value],
-            answer_s=rates[Law.ANSWER.value][0],
-            sequences=_row([loads.sequences[name] for name in readers.names]),
-            usual_sequences=np.maximum(1.0, _row([loads.usual_sequences(name) for name in readers.names])),
-            kv_tokens=_row([loads.kv_tokens[name] for name in readers.names]),
+            readers=dataclasses.replace(readers, rates=beside),
+            step_rates=step_rates,
+            answer_s=[rates[0] for rates in self._experience.rates(Law.ANSWER, names)],
+            sequences=[loads.sequences.get(name, 0) for name in names],
+            usual_sequences=[max(1.0, loads.usual_sequences(name)) for name in names],
+            kv_tokens=[loads.kv_tokens.get(name, 0) for name in names],
             kv_capacity_tokens=place.kv_tokens,
             # Those that run are, on average, half way through.
-            remaining_tokens=np.full(len(readers.names), prompt.output_tokens / 2),
+            remaining_tokens=prompt.output_tokens / 2,
             computes=computes,
+        )
+
+    def _ways(self, ground: Ground, open_to: Open, depths: Depths) -> Ways:
+        links, reading, writing = self._loads.links, ground.reading, ground.writing
+        tables = links.tables
+        return Ways(
+            readers=open_to.readers,
+            writers=open_to.writers,
+            allowed=ground.pairs,
+            sources=reading.stores,
+            targets=writing.stores,
+            latency_s=tables.latency_s,
+            s_per_byte=tables.s_per_byte,
+            in_flight_bytes=tables.in_flight_bytes,
+            least_s=[
+                min(links.least_s(row), tables.latency_s[row][row]) if near else links.least_s(row)
+                for row, near in zip(reading.stores, ground.near, strict=True)
+            ],
+            stored_tokens=stored_tokens(reading, writing, depths),
         )
 
     def prefill_reservation(self, leg: PromptLeg, pick: Pick, transfer: str) -> PrefillReservation:
@@ -258,5 +292,6 @@ def longest_prompt(ask: Ask) -> int:
     return max(range(len(lengths)), key=lengths.__getitem__)
 
 
-def _row(values: Sequence[float]) -> Floats:
-    return np.array(values, dtype=np.float64)
+def _others(place: Place, tried: Collection[str | None]) -> list[int]:
+    """Positions of those that were not tried yet."""
+    return [at for at, name in enumerate(place.names) if name not in tried]

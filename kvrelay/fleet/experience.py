@@ -4,18 +4,17 @@ hold anything of a request itself."""
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
 from kvrelay.fleet.links import Links
-from kvrelay.fleet.rates import Group, Law, RateSheets
+from kvrelay.fleet.rates import Law, RateBook
 from kvrelay.policy.cost import Item
-from kvrelay.policy.fit import Fit, Floats
+from kvrelay.policy.fit import Fit
 from kvrelay.policy.hardware import hardware_of, shape_of
 from kvrelay.policy.moves import Move
-from kvrelay.policy.perf import Perf, seed
+from kvrelay.policy.perf import Perf, Rates, seed
 from kvrelay.types import Engine, Value, WorkerInfo
 
 OUTPUT_TOKENS = 128.0
@@ -27,8 +26,6 @@ OWN_AFTER = 8
 """Observations after which a worker's own law is believed. Before, its kind's is: else who was tried first would look
 faster than those whose seed is too slow, and they would never be tried."""
 MAX_KINDS = 256
-_OWN = "\0"
-"""Begins the name of a group that is one worker."""
 
 
 class Learned(Value, frozen=True, kw_only=True):
@@ -54,9 +51,7 @@ class Experience:
         self._kinds: dict[str, Perf] = {}
         self._workers: dict[str, tuple[str, Perf]] = {}
         """By name: kind and law."""
-        self._young: defaultdict[Group, set[str]] = defaultdict(set)
-        """Workers that still believe a law of their kind."""
-        self._sheets = RateSheets(self._group_of, self._believed)
+        self._rates = {law: RateBook() for law in Law}
         self._output_tokens: dict[str, float] = {}
         self.handoffs = 0
         """Requests over two workers whose first token was seen."""
@@ -79,8 +74,7 @@ class Experience:
             self._forget(worker.name)
             self._workers[worker.name] = (kind, self._kinds[kind].heir())
             for law in Law:
-                self._young[law, kind].add(worker.name)
-            self._sheets.regrouped()
+                self._write(law, worker.name)
 
     def _make_room(self) -> None:
         """Forget a kind that no worker is of, when there are too many."""
@@ -125,24 +119,17 @@ class Experience:
         self._kinds[kind] = learn(self._kinds[kind])
         for law in Law:
             if law.of(own) is not law.of(before):
-                if law.of(own).seen >= OWN_AFTER:
-                    self._young[law, kind].discard(worker)
-                self._sheets.outdated((law, kind), (law, _OWN + worker))
+                self._write(law, worker)
 
-    def _group_of(self, law: Law, worker: str) -> Group:
-        kind, own = self._workers[worker]
-        return (law, kind) if law.of(own).seen < OWN_AFTER else (law, _OWN + worker)
+    def _write(self, law: Law, worker: str) -> None:
+        kind, perf = self._workers[worker]
+        own = law.of(perf)
+        of_kind = law.of(self._kinds[kind]).rates
+        self._rates[law].write(worker, kind, of_kind=of_kind, own=own.rates if own.seen >= OWN_AFTER else None)
 
-    def _believed(self, group: Group) -> tuple[Fit, Collection[str]]:
-        law, name = group
-        if not name.startswith(_OWN):
-            return law.of(self._kinds[name]), self._young[group]
-        worker = name.removeprefix(_OWN)
-        return self._law(law, worker), (worker,)
-
-    def rates(self, workers: tuple[str, ...]) -> Floats:
-        """``[row][worker]``, with the rows of ``fleet.rates``. Raises KeyError for one that never joined."""
-        return self._sheets.of(workers)
+    def rates(self, law: Law, workers: Iterable[str]) -> list[Rates]:
+        """Of each of them. Raises KeyError for one that never joined."""
+        return self._rates[law].of(workers)
 
     def output_tokens(self, model: str, at_most: float) -> float:
         """Expected length of an answer."""
@@ -160,10 +147,9 @@ class Experience:
 
     def _forget(self, worker: str) -> None:
         if worker in self._workers:
-            kind, _ = self._workers.pop(worker)
-            for law in Law:
-                self._young[law, kind].discard(worker)
-            self._sheets.regrouped()
+            del self._workers[worker]
+            for book in self._rates.values():
+                book.forget(worker)
 
     def learned(self) -> Learned:
         """What to keep for the next router."""

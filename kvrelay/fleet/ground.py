@@ -1,5 +1,5 @@
-"""Workers of one model as rows of vectors: who is there, where, and who can hand over to whom. It is kept as long as
-nobody comes or goes, since comparing all pairs takes longer than to choose one."""
+"""Workers of one model as columns: who is there, where, and who can hand over to whom. It is kept as long as nobody
+comes or goes, since comparing all pairs takes longer than to choose one."""
 
 from __future__ import annotations
 
@@ -8,15 +8,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from kvrelay.fleet.breakers import Breakers
 from kvrelay.fleet.index import store_key
 from kvrelay.fleet.links import Links
 from kvrelay.fleet.workers import Fleet, Handoff
 from kvrelay.identity import root_of
-from kvrelay.policy.cost import Flags, Integers
-from kvrelay.policy.fit import Floats
 from kvrelay.types import Engine, Fingerprint, PageName, WorkerInfo
 
 MAX_NAMINGS = 4
@@ -30,23 +26,21 @@ class Place:
 
     workers: tuple[WorkerInfo, ...]
     names: tuple[str, ...]
-    kv_tokens: Floats
+    kv_tokens: tuple[int, ...]
     """Capacity of each."""
-    passing_tokens: Floats
+    passing_tokens: tuple[float, ...]
     """Of the step that a much shorter prompt waits for before it passes; infinite where none may pass."""
-    stores: Integers
+    stores: tuple[int, ...]
     """Rows of ``Links``."""
     store_keys: tuple[str, ...]
     """Names of their stores in the index."""
     roots: tuple[PageName, ...]
     """How each names its pages: ``identity.root_of``."""
-    kinds: Mapping[PageName, Flags]
-    """Who of them names pages so, by root."""
-    at: Mapping[str, list[int]]
-    """Positions of those beside each store, by its name in the index, and of each worker by its own."""
-    page_tokens: Floats
-    page_bytes: Floats
-    token_bytes: Floats
+    kinds: Mapping[PageName, list[int]]
+    """Positions of those that name pages so, by root."""
+    page_tokens: tuple[int, ...]
+    page_bytes: tuple[int, ...]
+    token_bytes: tuple[int, ...]
     """Sizes of each one's pages, and KV of one token."""
 
 
@@ -56,8 +50,12 @@ class Ground:
 
     readers: tuple[WorkerInfo, ...]
     writers: tuple[WorkerInfo, ...]
-    pairs: Flags
+    pairs: tuple[tuple[bool, ...], ...]
     """``[reader][writer]``: can hand over."""
+    alone: tuple[int, ...]
+    """Positions of writers to which no reader can."""
+    near: tuple[bool, ...]
+    """Of each reader: whether a writer shares its store."""
     reading: Place
     writing: Place
     namings: Mapping[PageName, Fingerprint]
@@ -91,16 +89,24 @@ class Grounds:
         readers = tuple(worker for worker in workers if worker.role.prefills)
         writers = tuple(worker for worker in workers if worker.role.decodes)
         ways = [[self._fleet.pair(reader, writer, now) for writer in writers] for reader in readers]
-        pairs = np.array([[isinstance(way, Handoff) for way in row] for row in ways], dtype=bool)
-        converts = np.array([[isinstance(way, Handoff) and way.converts for way in row] for row in ways], dtype=bool)
-        shape = len(readers), len(writers)
-        pairs, converts = pairs.reshape(shape), converts.reshape(shape)
-        like = pairs & ~converts
+        understood = [
+            any(isinstance(way, Handoff) and not way.converts for way in each) for each in zip(*ways, strict=True)
+        ]
+        # Who converts is asked only for a writer that understands nobody without.
+        pairs = tuple(
+            tuple(
+                isinstance(way, Handoff) and not (way.converts and without)
+                for way, without in zip(row, understood, strict=True)
+            )
+            for row in ways
+        )
+        stores = {writer.store for writer in writers}
         return Ground(
             readers=readers,
             writers=writers,
-            # Who converts is asked only for a writer that understands nobody without.
-            pairs=like | (converts & ~like.any(axis=0)),
+            pairs=pairs,
+            alone=tuple(at for at in range(len(writers)) if not any(row[at] for row in pairs)),
+            near=tuple(reader.store in stores for reader in readers),
             reading=self._place(readers),
             writing=self._place(writers),
             namings=_namings(workers),
@@ -113,30 +119,21 @@ class Grounds:
         return Place(
             workers=workers,
             names=tuple(worker.name for worker in workers),
-            kv_tokens=np.array([worker.engine.kv_tokens for worker in workers], dtype=np.float64),
-            passing_tokens=np.array([_passing_tokens(worker.engine) for worker in workers], dtype=np.float64),
+            kv_tokens=tuple(worker.engine.kv_tokens for worker in workers),
+            passing_tokens=tuple(_passing_tokens(worker.engine) for worker in workers),
             stores=self._links.rows(stores),
             store_keys=tuple(map(store_key, stores)),
             roots=roots,
-            kinds={root: np.array([each == root for each in roots], dtype=bool) for root in dict.fromkeys(roots)},
-            at=_positions(workers),
-            page_tokens=np.array([each.page_tokens for each in formats], dtype=np.float64),
-            page_bytes=np.array([each.page_bytes for each in formats], dtype=np.float64),
-            token_bytes=np.array([each.layers * each.token_layer_bytes for each in formats], dtype=np.float64),
+            kinds={root: [at for at, each in enumerate(roots) if each == root] for root in dict.fromkeys(roots)},
+            page_tokens=tuple(each.page_tokens for each in formats),
+            page_bytes=tuple(each.page_bytes for each in formats),
+            token_bytes=tuple(each.layers * each.token_layer_bytes for each in formats),
         )
 
     def keep_only(self, models: Sequence[str]) -> None:
         """Forget models that nobody serves any more."""
         for model in self._kept.keys() - set(models):
             del self._kept[model]
-
-
-def _positions(workers: Sequence[WorkerInfo]) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
-    for position, worker in enumerate(workers):
-        for holder in (worker.name, store_key(worker.store)):
-            found.setdefault(holder, []).append(position)
-    return found
 
 
 def _passing_tokens(engine: Engine) -> float:

@@ -5,21 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from kvrelay.fleet.ground import Place
 from kvrelay.fleet.index import PageIndex, store_key
 from kvrelay.fleet.links import Links
 from kvrelay.fleet.workers import Fleet
 from kvrelay.identity import root_of
-from kvrelay.policy.cost import Kind, Source, Sources
-from kvrelay.policy.fit import Floats
 from kvrelay.types import PageFormat, PageName, PromptNames, StoreInfo, WorkerInfo
 
 Depths = Mapping[PageName, Mapping[str, int]]
 """By root: leading pages of a prompt that each holder has; stores by ``store_key``."""
-
-HELD = (Source(Kind.ENGINE), Source(Kind.STORE))
 
 
 class Holdings:
@@ -64,17 +58,6 @@ class Holdings:
         """How much of a prompt is where, under each of its names."""
         return {root: self._index.depths(names) for root, names in prompt.items() if names}
 
-    def sources(self, place: Place, depths: Depths) -> Sources:
-        """What each worker's engine holds of the prompt, and what it could load from its node's store."""
-        if not any(depths.values()) or not place.names:
-            nothing = np.zeros((len(HELD), len(place.workers)))
-            return Sources(HELD, nothing, nothing)
-        held = pages_at(place.names, place.roots, depths)
-        stored = pages_at(place.store_keys, place.roots, depths)
-        restore_s = self._links.restore_s(place.stores, stored * place.page_bytes)
-        tokens = np.stack([held, stored]) * place.page_tokens
-        return Sources(HELD, tokens, np.stack([np.zeros_like(restore_s), restore_s]))
-
     def _store(self, worker: WorkerInfo) -> StoreInfo | None:
         member = self._fleet.stores.get(worker.store)
         return member.info if member is not None and not member.left else None
@@ -85,27 +68,10 @@ def names_for(worker: WorkerInfo, prompt: PromptNames) -> tuple[PageName, ...]:
     return prompt.get(root_of(worker.engine.fingerprint), ())
 
 
-def pages_at(holders: Sequence[str], roots: Sequence[PageName], depths: Depths) -> Floats:
-    """``[holder]``: leading pages that each has, under the names of its root."""
-    nowhere: Mapping[str, int] = {}
-    if roots and roots.count(roots[0]) == len(roots):  # of one kind, as in most fleets
-        pages = depths.get(roots[0], nowhere)
-        return np.array([pages.get(holder, 0) for holder in holders], dtype=np.float64)
-    pairs = zip(holders, roots, strict=True)
-    return np.array([depths.get(root, nowhere).get(holder, 0) for holder, root in pairs], dtype=np.float64)
-
-
-def stored_tokens(reading: Place, writing: Place, depths: Depths, held: Sources) -> Floats:
-    """``[reader][writer]``: prefix in the reader's kind of pages that the writer's node has.
-
-    ``held``: the writers' own sources, in their own kinds of pages.
-    """
-    shape = len(reading.names), len(writing.names)
-    if not reading.names or not any(depths.values()):
-        return np.zeros(shape)
-    if len(reading.kinds) == 1 and reading.kinds.keys() == writing.kinds.keys():
-        return np.broadcast_to(held.tokens[HELD.index(Source(Kind.STORE))], shape)
-    kinds = list(reading.kinds)
-    rows = np.array([pages_at(writing.store_keys, [kind] * len(writing.names), depths) for kind in kinds])
-    by_reader = rows[[kinds.index(root) for root in reading.roots]]
-    return np.asarray(by_reader * reading.page_tokens[:, np.newaxis])
+def stored_tokens(reading: Place, writing: Place, depths: Depths) -> list[list[float]]:
+    """``[reader][writer]``: prefix in the reader's kind of pages that the writer's node has."""
+    rows: dict[PageName, list[float]] = {}
+    for root, members in reading.kinds.items():
+        pages, tokens = depths.get(root, {}), reading.page_tokens[members[0]]
+        rows[root] = [float(pages.get(key, 0) * tokens) for key in writing.store_keys]
+    return [rows[root] for root in reading.roots]

@@ -1,25 +1,31 @@
-"""How fast each store reaches each other one, and what is on the way between them, as matrices for whoever chooses."""
+"""How fast each store reaches each other one, and what is on the way between them, as tables for whoever chooses."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
-from kvrelay.policy.cost import Integers
-from kvrelay.policy.fit import Floats
 from kvrelay.policy.moves import Move, link, tier
 
 _FIRST_ROWS = 8
 
 
-class Matrices(NamedTuple):
-    """``[from][to]`` each."""
+Table = list[list[float]]
 
-    latency_s: Floats
-    s_per_byte: Floats
-    in_flight_bytes: Floats
+
+class Tables(NamedTuple):
+    """``[from][to]`` each, by rows of stores."""
+
+    latency_s: Table
+    s_per_byte: Table
+    in_flight_bytes: Table
+
+
+class Quickest(NamedTuple):
+    """No way from one store to another was ever believed to be faster."""
+
+    latency_s: float
+    s_per_byte: float
 
 
 class Links:
@@ -29,22 +35,32 @@ class Links:
         self._rows: dict[str, int] = {}
         self._moves: dict[tuple[str, str], Move] = {}
         self._tables = _empty(_FIRST_ROWS)
+        self._least_s: dict[int, float] = {}
+        """By row: least latency to another store, until something is learned."""
+        self.quickest = Quickest(link().latency_s, link().s_per_byte)
 
     def __repr__(self) -> str:
         return f"<Links {len(self._rows)} stores, {len(self._moves)} known ways>"
 
-    def rows(self, stores: Iterable[str]) -> Integers:
-        """Row of each store, for ``between``."""
-        return np.array([self._row(store) for store in stores], dtype=np.int64)
+    def rows(self, stores: Iterable[str]) -> tuple[int, ...]:
+        """Row of each store."""
+        return tuple([self._row(store) for store in stores])
 
-    def between(self, sources: Integers, targets: Integers) -> Matrices:
-        """All ways from ``sources`` to ``targets``, given as rows."""
-        return Matrices(*(table[sources[:, np.newaxis], targets] for table in self._tables))
+    @property
+    def tables(self) -> Tables:
+        """As they are now; not to be written to."""
+        return self._tables
 
-    def restore_s(self, stores: Integers, size_bytes: Floats) -> Floats:
-        """Seconds to bring so many bytes from each store's memory into an engine beside it."""
-        latency_s, s_per_byte = self._tables.latency_s[stores, stores], self._tables.s_per_byte[stores, stores]
-        return np.asarray(latency_s + s_per_byte * size_bytes)
+    def least_s(self, row: int) -> float:
+        """The least latency from a store to another one."""
+        if row not in self._least_s:
+            latency_s = self._tables.latency_s[row]
+            self._least_s[row] = min([*latency_s[:row], *latency_s[row + 1 :]])
+        return self._least_s[row]
+
+    def restore_s(self, row: int, size_bytes: float) -> float:
+        """Seconds to bring so many bytes from a store's memory into an engine beside it."""
+        return self._tables.latency_s[row][row] + self._tables.s_per_byte[row][row] * size_bytes
 
     def move(self, source: str, target: str) -> Move:
         known = self._moves.get((source, target))
@@ -52,19 +68,24 @@ class Links:
 
     def seconds(self, source: str, target: str, size_bytes: float) -> float:
         """How long so many bytes would take now, behind those that are under way."""
-        rows = self._row(source), self._row(target)  # before the table is looked at: they may make it grow
-        in_flight = float(self._tables.in_flight_bytes[rows])
+        row, column = self._row(source), self._row(target)  # before the table is looked at: they may make it grow
+        in_flight = self._tables.in_flight_bytes[row][column]
         return self.move(source, target).seconds(size_bytes, in_flight)
 
     def learn(self, source: str, target: str, move: Move) -> None:
         """From now on the way from ``source`` to ``target`` is believed to be ``move``."""
         self._moves[source, target] = move
-        at = self._row(source), self._row(target)
-        self._tables.latency_s[at], self._tables.s_per_byte[at] = move.latency_s, move.s_per_byte
+        if source != target:
+            latency_s, s_per_byte = self.quickest
+            self.quickest = Quickest(min(latency_s, move.latency_s), min(s_per_byte, move.s_per_byte))
+        row, column = self._row(source), self._row(target)
+        self._tables.latency_s[row][column], self._tables.s_per_byte[row][column] = move.latency_s, move.s_per_byte
+        self._least_s.pop(row, None)
 
     def promise(self, source: str, target: str, size_bytes: int) -> None:
         """So many more bytes are to travel; negative when they have, or will not any more."""
-        self._tables.in_flight_bytes[self._row(source), self._row(target)] += size_bytes
+        row, column = self._row(source), self._row(target)
+        self._tables.in_flight_bytes[row][column] += size_bytes
 
     def known(self) -> dict[str, Move]:
         """What was learned, by ``source>target``."""
@@ -80,15 +101,20 @@ class Links:
         """Forget stores that nobody knows any more, unless something is still on its way there."""
         gone = self._rows.keys() - set(stores)
         moving = self._tables.in_flight_bytes
-        for store in [store for store in gone if not moving[self._rows[store]].any()]:
+        for store in gone:
             row = self._rows[store]
-            if moving[:, row].any():
-                continue
-            del self._rows[store]
-            self._moves = {way: move for way, move in self._moves.items() if store not in way}
-            fresh = _empty(len(moving))
-            for table, clean in zip(self._tables, fresh, strict=True):
-                table[row], table[:, row] = clean[row], clean[:, row]
+            if not any(moving[row]) and not any(line[row] for line in moving):
+                del self._rows[store]
+                self._moves = {way: move for way, move in self._moves.items() if store not in way}
+                self._clean(row)
+
+    def _clean(self, row: int) -> None:
+        """Nothing is known of the ways from and to a store."""
+        for table, clean in zip(self._tables, _empty(len(self._tables.latency_s)), strict=True):
+            table[row] = clean[row]
+            for line, clean_line in zip(table, clean, strict=True):
+                line[row] = clean_line[row]
+        self._least_s.clear()
 
     def _row(self, store: str) -> int:
         if store not in self._rows:
@@ -103,22 +129,30 @@ class Links:
             return
         larger = _empty(2 * count)
         for table, old in zip(larger, self._tables, strict=True):
-            table[:count, :count] = old
+            for line, known in zip(table, old, strict=False):
+                line[:count] = known
         self._tables = larger
+        self._least_s.clear()
 
     def check(self, expected: dict[tuple[str, str], int]) -> None:
         """Raise AssertionError unless exactly ``expected`` bytes are on the way."""
         names = {row: store for store, row in self._rows.items()}
         moving = self._tables.in_flight_bytes
-        seen = {(names[a], names[b]): int(moving[a, b]) for a, b in np.argwhere(moving != 0).tolist()}
+        seen = {
+            (names[row], names[column]): int(size)
+            for row, line in enumerate(moving)
+            for column, size in enumerate(line)
+            if size
+        }
         if seen != {way: size for way, size in expected.items() if size}:
             raise AssertionError(f"on the way: {seen}, but open legs add up to {expected}")
 
 
-def _empty(count: int) -> Matrices:
-    believed, same = link(), tier("memory")
-    latency_s = np.full((count, count), believed.latency_s)
-    s_per_byte = np.full((count, count), believed.s_per_byte)
-    np.fill_diagonal(latency_s, same.latency_s)
-    np.fill_diagonal(s_per_byte, same.s_per_byte)
-    return Matrices(latency_s, s_per_byte, np.zeros((count, count)))
+def _empty(count: int) -> Tables:
+    def table(other: float, same: float) -> Table:
+        return [[same if row == column else other for column in range(count)] for row in range(count)]
+
+    believed, near = link(), tier("memory")
+    return Tables(
+        table(believed.latency_s, near.latency_s), table(believed.s_per_byte, near.s_per_byte), table(0.0, 0.0)
+    )

@@ -1,90 +1,48 @@
-"""Laws of many workers as one matrix, kept until one of them learns. It must never show one that has learned since."""
+"""What is believed of each worker as plain numbers, always at hand. It must never show what was before."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from enum import Enum
+from collections.abc import Iterable
+from enum import StrEnum
 
-import numpy as np
-
-from kvrelay.policy.fit import Fit, Floats
-from kvrelay.policy.perf import Perf
+from kvrelay.policy.fit import Fit
+from kvrelay.policy.perf import Perf, Rates
 
 
-class Law(Enum):
-    """One law of ``Perf``; the value is its rows in a sheet."""
+class Law(StrEnum):
+    """One law of ``Perf``."""
 
-    PREFILL = slice(0, 3)
-    STEP = slice(3, 6)
-    ANSWER = slice(6, 7)
+    PREFILL = "prefill"
+    STEP = "step"
+    ANSWER = "answer"
 
     def of(self, perf: Perf) -> Fit:
         """This law of ``perf``."""
         return perf.prefill if self is Law.PREFILL else perf.step if self is Law.STEP else perf.answer
 
 
-_ROWS = 7
-MAX_SHEETS = 16
+class RateBook:
+    """Rates of one law by worker: its own, or those of its kind, which all that believe them share."""
 
-Group = tuple[Law, str]
-"""Who believes one law: a kind's name, or a worker that believes its own: its name after a ``\\0``."""
-
-
-class _Sheet:
-    """``[row][worker]`` for one tuple of workers."""
-
-    def __init__(self, names: tuple[str, ...]) -> None:
-        self.columns = {name: column for column, name in enumerate(names)}
-        self.table = np.zeros((_ROWS, len(names)))
-        self.stale: set[Group] | None = None
-        """None: all of it."""
-
-
-class RateSheets:
-    """Sheets of the last tuples that were asked for."""
-
-    def __init__(self, group_of: Callable[[Law, str], Group], believed: Callable[[Group], Believed]) -> None:
-        self._group_of = group_of
-        self._believed = believed
-        self._sheets: dict[tuple[str, ...], _Sheet] = {}
+    def __init__(self) -> None:
+        self._of_kind: dict[str, Rates] = {}
+        self._own: dict[str, Rates] = {}
+        self._kinds: dict[str, str] = {}
 
     def __repr__(self) -> str:
-        return f"<RateSheets {len(self._sheets)}>"
+        return f"<RateBook {len(self._kinds)} workers, {len(self._own)} with rates of their own>"
 
-    def of(self, names: tuple[str, ...]) -> Floats:
-        """``[row][worker]``; not to be written to."""
-        sheet = self._sheets.get(names)
-        if sheet is None:
-            if len(self._sheets) >= MAX_SHEETS:
-                self._sheets.clear()
-            sheet = self._sheets[names] = _Sheet(names)
-        if sheet.stale is None:
-            sheet.stale = {self._group_of(law, name) for name in names for law in Law}
-        if sheet.stale:
-            self._refresh(sheet, sheet.stale)
-        return sheet.table
+    def of(self, workers: Iterable[str]) -> list[Rates]:
+        """Of each. Raises KeyError for one that never joined."""
+        own, of_kind, kinds = self._own, self._of_kind, self._kinds
+        return [own.get(worker) or of_kind[kinds[worker]] for worker in workers]
 
-    def _refresh(self, sheet: _Sheet, groups: Collection[Group]) -> None:
-        # A new table: whoever got the last one keeps what he got.
-        sheet.table = sheet.table.copy()
-        for group in groups:
-            fit, workers = self._believed(group)
-            columns = [sheet.columns[name] for name in workers if name in sheet.columns]
-            if columns:
-                sheet.table[group[0].value, columns] = np.array(fit.rates)[:, np.newaxis]
-        sheet.stale = set()
+    def write(self, worker: str, kind: str, *, of_kind: Rates, own: Rates | None) -> None:
+        """What ``worker`` and its kind are believed to do from now on; without ``own`` it does what its kind does."""
+        self._kinds[worker], self._of_kind[kind] = kind, of_kind
+        if own is not None:
+            self._own[worker] = own
 
-    def outdated(self, *groups: Group) -> None:
-        """Their laws have learned."""
-        for sheet in self._sheets.values():
-            if sheet.stale is not None:
-                sheet.stale.update(groups)
-
-    def regrouped(self) -> None:
-        """Workers came, went or became another kind."""
-        for sheet in self._sheets.values():
-            sheet.stale = None
-
-
-Believed = tuple[Fit, Collection[str]]
-"""A law, and who believes it."""
+    def forget(self, worker: str) -> None:
+        self._kinds.pop(worker, None)
+        self._own.pop(worker, None)

@@ -3,30 +3,55 @@ one that nobody would wait for."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import reduce
-
-import numpy as np
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import chain
+from operator import itemgetter
+from typing import NamedTuple
 
 from kvrelay.fleet.ground import Place
 from kvrelay.fleet.holdings import Depths
 from kvrelay.fleet.holds import Holds
 from kvrelay.fleet.index import store_name
-from kvrelay.fleet.links import Links
+from kvrelay.fleet.links import Links, Quickest
 from kvrelay.fleet.pulls import Pulls
 from kvrelay.fleet.underway import Underway, Work
 from kvrelay.fleet.workers import Fleet
-from kvrelay.policy.cost import Flags, Kind, Source, Sources
-from kvrelay.policy.fit import Floats
+from kvrelay.policy.cost import Kind, Offer, Source
 from kvrelay.policy.patience import HOLD_S
-from kvrelay.types import PromptNames
+from kvrelay.types import PageName, PromptNames
 
-MOST_PEERS = 4
+MOST_PEERS = 2
 """Stores that a prefix may be pulled from, those with the most of it."""
 
 
+ENGINE, STORE = Source(Kind.ENGINE), Source(Kind.STORE)
+
+
+class Peer(NamedTuple):
+    """A store that a prefix may be pulled from."""
+
+    source: Source
+    row: int
+    """Of ``Links``."""
+    pages: int
+    """Leading pages that it has."""
+
+
+class Sight(NamedTuple):
+    """What there is of one prompt, by the root of its names."""
+
+    depths: Depths
+    works: Mapping[PageName, Sequence[tuple[Work, int]]]
+    """Under way, and how many leading pages each brings."""
+    peers: Mapping[PageName, Sequence[Peer]]
+    """Those with the most of it."""
+    cooling: Collection[tuple[str, str]]
+    """Ways between stores that nothing is pulled over."""
+
+
 class Reach:
-    """Further sources for a prompt."""
+    """Finds what workers could have of a prompt."""
 
     def __init__(
         self, fleet: Fleet, links: Links, underway: Underway, holds: Holds, pulls: Pulls, longest_s: float
@@ -42,88 +67,142 @@ class Reach:
     def __repr__(self) -> str:
         return f"<Reach of {self._underway!r}, {self._pulls!r}>"
 
-    def added(
-        self, held: Sources, place: Place, prompt: PromptNames, depths: Depths, tokens: int, now: float
-    ) -> Sources:
-        """``held``, which is what workers of ``place`` have of a prompt of ``tokens``, and what they could wait for."""
-        found = [*self._works(place, prompt, now), *self._peers(held, place, depths, tokens, now)]
-        if not found:
-            return held
-        more = reduce(Sources.plus, found)
-        seconds = more.seconds
-        if self._holds:
-            # Those that are held back come when their prefix is there, and not while this one waits for its own.
-            seconds = seconds + np.array([self._holds.seconds_at(name) for name in place.names])
-        lengths = np.where(more.seconds <= self._longest_s, more.tokens, 0.0)
-        return held.plus(Sources(more.known, lengths, seconds))
-
-    # ------------------------------------------------------------ under way
-
-    def _works(self, place: Place, prompt: PromptNames, now: float) -> Iterator[Sources]:
-        for root, names in prompt.items():
-            if root in place.kinds and (works := self._underway.find(names)):
-                yield self._coming(place, place.kinds[root], works, now)
-
-    def _coming(self, place: Place, of_kind: Flags, works: Sequence[tuple[Work, int]], now: float) -> Sources:
-        pages = np.array([[float(count)] for _, count in works])
-        ready_s = np.array([[work.remaining_s(count, now)] for work, count in works])
-        restore_s = self._links.restore_s(place.stores, pages * place.page_bytes)
-        seconds, near = ready_s + HOLD_S + restore_s, np.zeros(restore_s.shape, dtype=bool)
-        for row, (work, _) in enumerate(works):
-            for store in work.stores:
-                near[row, place.at.get(store, [])] = True
-            for here in place.at.get(work.worker or "", ()):
-                near[row, here] = True
-                # An engine that computes prompts one after the other need not be held back for its own.
-                seconds[row, here] = ready_s[row, 0] + (0.0 if place.passing_tokens[here] == np.inf else HOLD_S)
-        return Sources(
-            tuple(Source(Kind.UNDERWAY, work.key) for work, _ in works),
-            np.where(near & of_kind, pages * place.page_tokens, 0.0),
-            seconds,
+    def look(self, prompt: PromptNames, depths: Depths, now: float, *, may_wait: bool) -> Sight:
+        """Where ``prompt`` is, which ``depths`` say, and, when it ``may_wait``, where it comes from."""
+        if not may_wait:
+            return Sight(depths, {}, {}, ())
+        pulls = len(self._fleet.stores) > 1 and not self._pulls.is_full
+        return Sight(
+            depths,
+            {root: works for root, names in prompt.items() if (works := self._underway.find(names))},
+            {root: self._deepest(by_holder, now) for root, by_holder in depths.items()} if pulls and depths else {},
+            self._pulls.cooling(now),
         )
 
-    # ------------------------------------------------------------ other nodes
-
-    def _peers(self, held: Sources, place: Place, depths: Depths, tokens: int, now: float) -> Iterator[Sources]:
-        if self._pulls.is_full or len(self._fleet.stores) < 2:
-            return
-        own = held.tokens[-1] / place.page_tokens
-        for root, by_holder in depths.items():
-            if root in place.kinds:
-                of_kind = place.kinds[root]
-                peers = self._deepest(by_holder, float(own[of_kind].min()), now)
-                if peers:
-                    whole = float(tokens // place.page_tokens[int(np.argmax(of_kind))])
-                    yield self._pulled(place, of_kind, own, peers, whole, now)
-
-    def _deepest(self, by_holder: Mapping[str, int], more_than: float, now: float) -> list[tuple[str, int]]:
-        """Stores that have more of the prompt than somebody has nearby, and how many pages."""
-        found: list[tuple[str, int]] = []
-        for holder, pages in sorted(by_holder.items(), key=lambda each: each[1], reverse=True):
-            if pages <= more_than or len(found) == MOST_PEERS:
-                break
+    def _deepest(self, by_holder: Mapping[str, int], now: float) -> list[Peer]:
+        found: list[Peer] = []
+        for holder, pages in sorted(by_holder.items(), key=itemgetter(1), reverse=True):
             name = store_name(holder)
             if name is not None and self._fleet.stores.is_usable(name, now):
-                found.append((name, pages))
+                found.append(Peer(Source(Kind.PEER, name), self._links.rows([name])[0], pages))
+                if len(found) == MOST_PEERS:
+                    break
         return found
 
-    def _pulled(
-        self, place: Place, of_kind: Flags, own: Floats, peers: Sequence[tuple[str, int]], whole: float, now: float
-    ) -> Sources:
-        """``own``: pages that each worker's node has; ``whole``: full pages of the prompt."""
-        rows = self._links.rows([name for name, _ in peers])
-        latency_s, s_per_byte, in_flight = self._links.between(rows, place.stores)
-        pages = np.minimum(np.array([[float(depth)] for _, depth in peers]), whole)
-        lacking = np.maximum(0.0, pages - own) * place.page_bytes
-        seconds = HOLD_S + latency_s + s_per_byte * (lacking + in_flight)
-        usable = {name: self._fleet.stores.is_usable(name, now) for name in {each.store for each in place.workers}}
-        there = np.array([usable[worker.store] for worker in place.workers], dtype=bool)
-        gains = of_kind & (pages > own) & (rows[:, np.newaxis] != place.stores) & there
-        if cooling := self._pulls.cooling(now):
-            targets = [worker.store for worker in place.workers]
-            gains &= np.array([[(name, target) not in cooling for target in targets] for name, _ in peers])
-        return Sources(
-            tuple(Source(Kind.PEER, name) for name, _ in peers),
-            np.where(gains, pages * place.page_tokens, 0.0),
-            seconds + self._links.restore_s(place.stores, pages * place.page_bytes),
-        )
+    def offers(self, place: Place, sight: Sight, tokens: int, now: float) -> PlaceOffers:
+        """What workers of ``place`` could have of a prompt of ``tokens``."""
+        return PlaceOffers(self._fleet, self._links, self._holds, place, sight, tokens, self._longest_s, now)
+
+
+class PlaceOffers:
+    """``cost.Offers`` to workers of one place: few of them are asked about."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        links: Links,
+        holds: Holds,
+        place: Place,
+        sight: Sight,
+        tokens: int,
+        longest_s: float,
+        now: float,
+    ) -> None:
+        self._fleet = fleet
+        self._links = links
+        self._holds = holds
+        self._place = place
+        self._sight = sight
+        self._tokens = tokens
+        self._longest_s = longest_s
+        self._now = now
+
+    def __repr__(self) -> str:
+        return f"<PlaceOffers to {len(self._place.names)} workers>"
+
+    @property
+    def hints(self) -> Hints:
+        """A fast way to tell that a worker's offers cannot be good."""
+        return Hints(self._place, self._sight, self._links.quickest)
+
+    def __getitem__(self, at: int, /) -> list[Offer]:
+        place, sight = self._place, self._sight
+        root, page_tokens, row = place.roots[at], place.page_tokens[at], place.stores[at]
+        by_holder = sight.depths.get(root, {})
+        held, stored = by_holder.get(place.names[at], 0), by_holder.get(place.store_keys[at], 0)
+        found: list[Offer] = [(ENGINE, held * page_tokens, 0.0)]
+        if stored > held:  # else it has no more, and has to be loaded
+            found.append((STORE, stored * page_tokens, self._links.restore_s(row, stored * place.page_bytes[at])))
+        if root in sight.works or root in sight.peers:
+            found += self._waited_for(at, root, max(held, stored), stored)
+        return found
+
+    def _waited_for(self, at: int, root: PageName, own: int, stored: int) -> Iterator[Offer]:
+        """Those that nobody waits too long for, after those that are held back already: these come when their prefix is
+        there, and not while this prompt waits for its own. ``own``: pages at hand."""
+        others_s = self._holds.seconds_at(self._place.names[at]) if self._holds else 0.0
+        works = self._works(at, self._sight.works.get(root, ()))
+        for source, length, seconds in chain(works, self._pulls(at, self._sight.peers.get(root, ()), own, stored)):
+            if seconds <= self._longest_s:
+                yield source, length, seconds + others_s
+
+    def _works(self, at: int, works: Sequence[tuple[Work, int]]) -> Iterator[Offer]:
+        place = self._place
+        for work, pages in works:
+            if (here := place.names[at] == work.worker) or place.store_keys[at] in work.stores:
+                ready_s = work.remaining_s(pages, self._now) + self._then_s(at, pages, here=here)
+                yield Source(Kind.UNDERWAY, work.key), pages * place.page_tokens[at], ready_s
+
+    def _then_s(self, at: int, pages: int, *, here: bool) -> float:
+        """From when they are there until they are in the worker's own cache."""
+        place = self._place
+        if not here:
+            return HOLD_S + self._links.restore_s(place.stores[at], pages * place.page_bytes[at])
+        # An engine that computes prompts one after the other need not be held back for its own.
+        return 0.0 if place.passing_tokens[at] == math.inf else HOLD_S
+
+    def _pulls(self, at: int, peers: Sequence[Peer], own: int, stored: int) -> Iterator[Offer]:
+        """From the peers that have more than ``own``; ``stored`` of it need not travel."""
+        place, (latency_s, s_per_byte, in_flight_bytes) = self._place, self._links.tables
+        page_tokens, page_bytes, to = place.page_tokens[at], place.page_bytes[at], place.stores[at]
+        whole = self._tokens // page_tokens
+        for source, row, depth in peers:
+            pages = min(depth, whole)
+            if pages > own and row != to and self._may_push(source.origin, place.workers[at].store):
+                moving_bytes = (pages - min(pages, stored)) * page_bytes + in_flight_bytes[row][to]
+                there_s = HOLD_S + latency_s[row][to] + s_per_byte[row][to] * moving_bytes
+                yield source, pages * page_tokens, there_s + self._links.restore_s(to, pages * page_bytes)
+
+    def _may_push(self, source: str, target: str) -> bool:
+        cools = bool(self._sight.cooling) and (source, target) in self._sight.cooling
+        return not cools and self._fleet.stores.is_usable(target, self._now)
+
+
+class Hints:
+    """``cost.Offers`` no worse than the real ones: what is at hand needs no loading, the rest comes the fastest way."""
+
+    def __init__(self, place: Place, sight: Sight, quickest: Quickest) -> None:
+        self._place = place
+        self._sight = sight
+        self._quickest = quickest
+
+    def __repr__(self) -> str:
+        return f"<Hints for {len(self._place.names)} workers>"
+
+    def __getitem__(self, at: int, /) -> list[Offer]:
+        place, sight = self._place, self._sight
+        root, page_tokens = place.roots[at], place.page_tokens[at]
+        by_holder = sight.depths.get(root, {})
+        held, stored = by_holder.get(place.names[at], 0), by_holder.get(place.store_keys[at], 0)
+        own = max(held, stored)
+        found: list[Offer] = [(ENGINE, own * page_tokens, 0.0)]
+        for work, pages in sight.works.get(root, ()):
+            if place.names[at] == work.worker or place.store_keys[at] in work.stores:
+                found.append((ENGINE, pages * page_tokens, 0.0))
+        for source, _, pages in sight.peers.get(root, ()):
+            if pages > own:
+                # But for the last one, which may be a part of a page and is not pulled.
+                moving_bytes = max(0, pages - 1 - stored) * place.page_bytes[at]
+                there_s = HOLD_S + self._quickest.latency_s + self._quickest.s_per_byte * moving_bytes
+                found.append((source, pages * page_tokens, there_s))
+        return found

@@ -1,20 +1,17 @@
-"""What every choice costs, in seconds, item by item, for all workers at once. It must never read the fleet itself."""
+"""What every choice costs, in seconds, item by item. It must never read the fleet itself.
+
+One worker at a time, in plain numbers: a choice prices few of all pairs, and arrays take longer for a few workers.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-from kvrelay.policy.fit import Floats
-from kvrelay.policy.perf import prefill_seconds, step_seconds
+from kvrelay.policy.perf import Rates, prefill_seconds, step_seconds
 from kvrelay.types import Value
-
-Flags = NDArray[np.bool_]
-Integers = NDArray[np.int64]
 
 MIN_FREE_SHARE = 0.01
 """Free KV share below which the price of a block stops rising: an overfull worker stays comparable."""
@@ -87,80 +84,86 @@ class Source(NamedTuple):
     origin: str = ""
 
 
-@dataclass(frozen=True)
-class Sources:
-    """Where workers could get a prefix of this prompt from."""
-
-    known: tuple[Source, ...]
-    tokens: Floats
-    """``[source][worker]``: length of the prefix; 0: nothing there."""
-    seconds: Floats
-    """``[source][worker]``: until it is in the worker's reach. It runs while the prompt queues."""
-
-    def plus(self, more: Sources) -> Sources:
-        """These and, where they are no better, ``more``."""
-        tokens, seconds = np.vstack([self.tokens, more.tokens]), np.vstack([self.seconds, more.seconds])
-        return Sources((*self.known, *more.known), tokens, seconds)
+Offer = tuple[Source, float, float]
+"""A prefix that a worker could have: where from, its tokens, and seconds until it is in the worker's reach, which run
+while the prompt queues."""
 
 
-@dataclass(frozen=True)
+class Offers(Protocol):
+    """Those to each worker, by its position; worked out when they are asked for."""
+
+    def __getitem__(self, at: int, /) -> Sequence[Offer]:
+        """At least one."""
+
+
+@dataclass(frozen=True, slots=True)
 class Readers:
-    """Workers that could compute this prompt, as ``[worker]`` arrays."""
+    """Workers that could compute this prompt, one column each."""
 
-    names: tuple[str, ...]
-    rates: Floats
-    """``[3][worker]``, of ``perf.prefill_amounts``."""
-    queue_s: Floats
-    sources: Sources
-    """The first is what the worker holds already."""
-    token_bytes: Floats
+    names: Sequence[str]
+    rates: Sequence[Rates]
+    """Of ``perf.prefill_amounts``."""
+    queue_s: Sequence[float]
+    offers: Offers
+    """What each could take; the first is what it holds already. Of equals the first one is taken."""
+    hints: Offers
+    """What is known before ``offers`` are: nothing that they have is better than the best of these."""
+    token_bytes: Sequence[float]
     """KV of one token as each worker writes it, all layers."""
-    last_chosen: Integers
+    last_chosen: Sequence[int]
     """Order of its last choice; equals take turns."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Writers:
-    """Workers that could write the answer, as ``[worker]`` arrays."""
+    """Workers that could write the answer, one column each."""
 
     readers: Readers
     """The same workers as places to compute the prompt."""
-    step_rates: Floats
-    """``[3][worker]``, of ``perf.step_seconds``."""
-    answer_s: Floats
-    sequences: Floats
-    usual_sequences: Floats
+    step_rates: Sequence[Rates]
+    """Of ``perf.step_seconds``."""
+    answer_s: Sequence[float]
+    sequences: Sequence[float]
+    usual_sequences: Sequence[float]
     """How many it runs as a rule: who is idle now may not be idle in a moment."""
-    kv_tokens: Floats
-    kv_capacity_tokens: Floats
-    remaining_tokens: Floats
-    """Mean number of tokens that its requests have yet to write."""
-    computes: Flags
-    """Whether it may compute this prompt itself."""
+    kv_tokens: Sequence[float]
+    kv_capacity_tokens: Sequence[float]
+    remaining_tokens: float
+    """Mean number of tokens that running requests have yet to write."""
+    computes: Sequence[int]
+    """Positions of those that may compute this prompt themselves."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Ways:
-    """From each reader to each writer, as ``[reader][writer]`` arrays."""
+    """From readers to writers."""
 
-    allowed: Flags
-    latency_s: Floats
-    s_per_byte: Floats
-    in_flight_bytes: Floats
-    stored_tokens: Floats
-    """Prefix of this prompt, in the reader's kind of pages, that the writer's node has: only the rest travels."""
+    readers: Sequence[int]
+    writers: Sequence[int]
+    """Positions of those that may be used,"""
+    allowed: Sequence[Sequence[bool]]
+    """and ``[reader][writer]`` whether they understand each other."""
+    sources: Sequence[int]
+    targets: Sequence[int]
+    """Of each reader and each writer: its store's place in the following, which are ``[store][store]``."""
+    latency_s: Sequence[Sequence[float]]
+    s_per_byte: Sequence[Sequence[float]]
+    in_flight_bytes: Sequence[Sequence[float]]
+    least_s: Sequence[float]
+    """By reader: no way from there has less latency."""
+    stored_tokens: Sequence[Sequence[float]]
+    """``[reader][writer]``: prefix of this prompt, in the reader's kind of pages, that the writer's node has: only the
+    rest travels."""
 
 
-@dataclass(frozen=True)
-class Reading:
-    """What it takes each worker to compute the prompt, from its best source: ``[worker]`` each."""
+class Reading(NamedTuple):
+    """What it takes a worker to compute the prompt, from its best source."""
 
-    source: Integers
-    """Position of the best source."""
-    cached_tokens: Floats
-    source_s: Floats
+    source: Source
+    cached_tokens: float
+    source_s: float
     """Wait for the prefix, beyond the queue."""
-    prefill_s: Floats
+    prefill_s: float
 
 
 def uncached_tokens(prompt_tokens: int, cached_tokens: int) -> int:
@@ -168,72 +171,79 @@ def uncached_tokens(prompt_tokens: int, cached_tokens: int) -> int:
     return max(1, prompt_tokens - cached_tokens)
 
 
-def read(prompt: Prompt, readers: Readers, price: Floats | float = 1.0) -> Reading:
-    """Each worker computes the prompt from the source with which it is done first.
+def read(prompt: Prompt, readers: Readers, at: int, price: float = 1.0) -> Reading:
+    """The worker computes the prompt from the source with which it is done first.
 
-    ``price``: of a second of prefill, its own second included: ``[worker]`` or one for all.
+    ``price``: of a second of prefill, its own second included.
     """
-    tokens = readers.sources.tokens
-    wait_s = np.where(tokens > 0, np.maximum(0.0, readers.sources.seconds - readers.queue_s), 0.0)
-    new = np.maximum(1.0, prompt.tokens - tokens)
-    prefill_s = prefill_seconds(readers.rates, new, prompt.tokens - new)
-    best = np.argmin(wait_s + price * prefill_s, axis=0)
-    every = np.arange(len(readers.names))
-    return Reading(
-        source=best,
-        cached_tokens=prompt.tokens - new[best, every],
-        source_s=wait_s[best, every],
-        prefill_s=prefill_s[best, every],
-    )
+    _, (source, tokens, _), wait_s, prefill_s = _best(prompt, readers, at, price, readers.offers[at])
+    return Reading(source, prompt.tokens - max(1.0, prompt.tokens - tokens), wait_s, prefill_s)
 
 
-def transfer_s(prompt: Prompt, readers: Readers, reading: Reading, ways: Ways) -> Floats:
-    """``[reader][writer]``: latency, and what the link has not moved when the prefill is done."""
-    size_bytes = np.maximum(0.0, prompt.tokens - ways.stored_tokens) * readers.token_bytes[:, np.newaxis]
-    moved_s = ways.s_per_byte * (size_bytes + ways.in_flight_bytes)
-    return np.asarray(ways.latency_s + np.maximum(0.0, moved_s - reading.prefill_s[:, np.newaxis]))
+def least_read_s(prompt: Prompt, readers: Readers, at: int, price: float = 1.0) -> float:
+    """``read`` costs no less than this, whatever the worker's offers are: its wait, and the priced prefill."""
+    return _best(prompt, readers, at, price, readers.hints[at])[0]
 
 
-def kv_pressure(kv_tokens: Floats, capacity_tokens: Floats) -> Floats:
+def _best(
+    prompt: Prompt, readers: Readers, at: int, price: float, offers: Sequence[Offer]
+) -> tuple[float, Offer, float, float]:
+    """Cost, offer, wait and prefill: without calls, since a choice asks hundreds of times."""
+    rates, queue_s, asked = readers.rates[at], readers.queue_s[at], prompt.tokens
+    best = float("inf"), offers[0], 0.0, 0.0
+    for offer in offers:
+        _, tokens, seconds = offer
+        new = asked - tokens if tokens < asked - 1.0 else 1.0
+        wait_s = seconds - queue_s if tokens > 0 and seconds > queue_s else 0.0
+        prefill_s = prefill_seconds(rates, new, asked - new)
+        cost_s = wait_s + price * prefill_s
+        if cost_s < best[0]:
+            best = cost_s, offer, wait_s, prefill_s
+    return best
+
+
+def transfer_s(prompt: Prompt, readers: Readers, prefill_s: float, ways: Ways, reader: int, writer: int) -> float:
+    """Latency, and what the link has not moved when the prefill of ``prefill_s`` is done."""
+    source, target = ways.sources[reader], ways.targets[writer]
+    size_bytes = max(0.0, prompt.tokens - ways.stored_tokens[reader][writer]) * readers.token_bytes[reader]
+    moved_s = ways.s_per_byte[source][target] * (size_bytes + ways.in_flight_bytes[source][target])
+    return ways.latency_s[source][target] + max(0.0, moved_s - prefill_s)
+
+
+def kv_pressure(kv_tokens: float, capacity_tokens: float) -> float:
     """Rising price of a worker's last free KV: 0.01 at half full, 0.09 at nine tenths, 1 at the brim, then linear."""
-    share = kv_tokens / np.maximum(1.0, capacity_tokens)
-    return np.asarray(MIN_FREE_SHARE * share / np.maximum(MIN_FREE_SHARE, 1.0 - share))
+    share = kv_tokens / max(1.0, capacity_tokens)
+    return MIN_FREE_SHARE * share / max(MIN_FREE_SHARE, 1.0 - share)
 
 
-@dataclass(frozen=True)
-class Writing:
-    """What it costs to have each worker write the answer: ``[worker]`` each, in seconds."""
+class Writing(NamedTuple):
+    """What it costs to have a worker write the answer, in seconds."""
 
-    wait_s: Floats
-    harm_s: Floats
-    pressure_s: Floats
-    step_s: Floats
+    wait_s: float
+    harm_s: float
+    pressure_s: float
+    step_s: float
     """Predicted TPOT."""
 
 
-def write(prompt: Prompt, writers: Writers) -> Writing:
-    """The answer joins each worker's running requests."""
-    need = prompt.held_tokens
-    before_s = step_seconds(writers.step_rates, writers.sequences, writers.kv_tokens)
-    after_s = step_seconds(writers.step_rates, writers.sequences + prompt.sequences, writers.kv_tokens + need)
-    lacking = np.maximum(0.0, writers.kv_tokens + need - writers.kv_capacity_tokens)
-    share = np.minimum(1.0, lacking / np.maximum(1.0, writers.kv_tokens))
-    again_s = prefill_seconds(writers.readers.rates, np.array([prompt.tokens]), np.zeros(1))
+def write(prompt: Prompt, writers: Writers, at: int) -> Writing:
+    """The answer joins the worker's running requests."""
+    need, rates, sequences = prompt.held_tokens, writers.step_rates[at], writers.sequences[at]
+    kv_tokens, capacity = writers.kv_tokens[at], writers.kv_capacity_tokens[at]
+    before_s = step_seconds(rates, sequences, kv_tokens)
+    after_s = step_seconds(rates, sequences + prompt.sequences, kv_tokens + need)
+    share = min(1.0, max(0.0, kv_tokens + need - capacity) / max(1.0, kv_tokens))
+    again_s = prefill_seconds(writers.readers.rates[at], prompt.tokens, 0.0)
     return Writing(
         # Its requests free their blocks one after the other, over the time that they still run.
-        wait_s=share * writers.remaining_tokens * before_s + writers.readers.queue_s,
-        harm_s=(after_s - before_s) * writers.sequences * prompt.output_tokens,
+        wait_s=share * writers.remaining_tokens * before_s + writers.readers.queue_s[at],
+        harm_s=(after_s - before_s) * sequences * prompt.output_tokens,
         # At the brim somebody is preempted, and a prompt like this one is computed again.
-        pressure_s=kv_pressure(writers.kv_tokens + need, writers.kv_capacity_tokens) * again_s,
+        pressure_s=kv_pressure(kv_tokens + need, capacity) * again_s,
         step_s=after_s,
     )
 
 
-def harmed(writers: Writers) -> Floats:
-    """``[writer]``: how many requests stand still while it computes a prompt itself."""
-    return np.maximum(writers.sequences, writers.usual_sequences)
-
-
-def prefill_harm_s(reading: Reading, writers: Writers) -> Floats:
-    """``[writer]``: how long its running requests stand still while it computes the prompt itself, times how many."""
-    return np.asarray(reading.prefill_s * harmed(writers))
+def harmed(writers: Writers, at: int) -> float:
+    """How many requests stand still while the worker computes a prompt itself."""
+    return max(writers.sequences[at], writers.usual_sequences[at])

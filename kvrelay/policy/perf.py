@@ -6,9 +6,8 @@ Values only: every ``saw_*`` returns a new one, and msgspec writes and reads the
 from __future__ import annotations
 
 import msgspec
-import numpy as np
 
-from kvrelay.policy.fit import Fit, Floats, start
+from kvrelay.policy.fit import Fit, start
 from kvrelay.policy.hardware import BANDWIDTH_SHARE, FLOPS_SHARE, STEP_S, Hardware, ModelShape
 from kvrelay.types import Value
 
@@ -21,21 +20,23 @@ def prefill_amounts(new_tokens: float, past_tokens: float) -> tuple[float, float
     return 1.0, new_tokens, new_tokens * (past_tokens + new_tokens / 2)
 
 
-def prefill_seconds(rates: Floats, new_tokens: Floats, past_tokens: Floats) -> Floats:
-    """Vector form: ``rates`` is ``[3][worker]``, the counts anything that fits ``[worker]``."""
-    pairs = new_tokens * (past_tokens + new_tokens / 2)
-    return np.asarray(rates[0] + rates[1] * new_tokens + rates[2] * pairs)
+Rates = tuple[float, ...]
+"""Of a law with three amounts."""
 
 
-def beside_a_step(prefill_rates: Floats, step_rates: Floats) -> Floats:
-    """Vector form: what a prefill adds to a step that begins anyway, as rates like ``prefill_rates``."""
-    start = np.maximum(0.0, prefill_rates[0] - step_rates[0])
-    return np.stack([start, prefill_rates[1], prefill_rates[2]])
+def prefill_seconds(rates: Rates, new_tokens: float, past_tokens: float) -> float:
+    """What ``rates`` make of ``prefill_amounts``, as fast as can be: a choice asks hundreds of times."""
+    return rates[0] + rates[1] * new_tokens + rates[2] * (new_tokens * (past_tokens + new_tokens / 2))
 
 
-def step_seconds(rates: Floats, sequences: Floats, kv_tokens: Floats) -> Floats:
-    """Vector form of a decode step: ``rates`` is ``[3][worker]``; seconds by worker."""
-    return np.asarray(rates[0] + rates[1] * sequences + rates[2] * kv_tokens)
+def beside_a_step(prefill_rates: Rates, step_rates: Rates) -> Rates:
+    """What a prefill adds to a step that begins anyway, as rates like ``prefill_rates``."""
+    return max(0.0, prefill_rates[0] - step_rates[0]), *prefill_rates[1:]
+
+
+def step_seconds(rates: Rates, sequences: float, kv_tokens: float) -> float:
+    """Seconds of a decode step."""
+    return rates[0] + rates[1] * sequences + rates[2] * kv_tokens
 
 
 class Perf(Value, frozen=True, kw_only=True):

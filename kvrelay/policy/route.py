@@ -3,11 +3,10 @@ sum, and the runners-up are kept. It must never reserve anything."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from bisect import insort
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
-
-import numpy as np
+from functools import cached_property
 
 from kvrelay.policy.cost import (
     EFFORT_SHARE,
@@ -19,20 +18,19 @@ from kvrelay.policy.cost import (
     Source,
     Ways,
     Writers,
-    Writing,
     harmed,
-    prefill_harm_s,
+    least_read_s,
     read,
     transfer_s,
     write,
 )
-from kvrelay.policy.fit import Floats
 from kvrelay.types import Value
 
 EQUAL_SHARE = 0.01
 """Costs that differ by less than this share are equal: no prediction is that good, and equals take turns, which
 spreads what they cache."""
 RUNNERS_UP = 3
+EFFORT = 1.0 + EFFORT_SHARE
 
 
 class Path(StrEnum):
@@ -102,127 +100,182 @@ class Decision(Value, frozen=True, kw_only=True):
 
 def choose(prompt: Prompt, readers: Readers, writers: Writers, ways: Ways) -> Decision | None:
     """The cheapest (reader, writer, path); None when no way is allowed."""
-    prices = _price(prompt, readers, writers, ways)
-    if not prices.any:
-        return None
+    prices = _Prices(prompt, readers, writers, ways)
     chosen = prices.cheapest()
-    others = [place for place in prices.ranked(RUNNERS_UP + 1) if place != chosen]
+    if chosen is None:
+        return None
+    others = [place for place in prices.ranked() if place != chosen]
     return Decision(chosen=prices.option(*chosen), runners_up=tuple(prices.option(*place) for place in others))
 
 
 Place = tuple[int, int]
 """Positions of reader and writer; ``LOCAL`` for a writer that computes the prompt itself."""
 LOCAL = -1
+_Priced = tuple[float, int, int]
+"""Total and place."""
 
 
-@dataclass(frozen=True)
 class _Prices:
-    """All costs of one request."""
+    """Costs of one request. Of most workers and pairs it is enough to know that they cost more than the cheapest."""
 
-    prompt: Prompt
-    readers: Readers
-    writers: Writers
-    ways: Ways
-    reading: Reading
-    own_reading: Reading
-    """Of the writers, computing the prompt themselves."""
-    writing: Writing
-    transfer_s: Floats
-    own_harm_s: Floats
-    remote: Floats
-    """Totals ``[reader][writer]``; infinite where there is no way."""
-    local: Floats
-    """Totals ``[writer]``."""
+    def __init__(self, prompt: Prompt, readers: Readers, writers: Writers, ways: Ways) -> None:
+        self._prompt, self._readers, self._writers, self._ways = prompt, readers, writers, ways
+        self._reads: dict[int, tuple[float, Reading]] = {}
+        self._writing = {at: write(prompt, writers, at) for at in {*ways.writers, *writers.computes}}
+        self._write_s = {
+            at: writing.wait_s + writers.answer_s[at] + writing.harm_s + writing.pressure_s
+            for at, writing in self._writing.items()
+        }
+        self._least_read_s = {
+            at: readers.queue_s[at] + least_read_s(prompt, readers, at, EFFORT) + ways.least_s[at]
+            for at in ways.readers
+        }
+        """By reader, with the least that its way to a writer takes."""
 
-    @property
-    def any(self) -> bool:
-        return bool(np.isfinite(self.remote).any() or np.isfinite(self.local).any())
+    def _read(self, at: int) -> tuple[float, Reading]:
+        """What a reader costs, and why."""
+        known = self._reads.get(at)
+        if known is None:
+            reading = read(self._prompt, self._readers, at, EFFORT)
+            read_s = self._readers.queue_s[at] + reading.source_s + EFFORT * reading.prefill_s
+            known = self._reads[at] = read_s, reading
+        return known
 
-    def cheapest(self) -> Place:
+    def _remote_s(self, reader: int, writer: int) -> float:
+        read_s, reading = self._read(reader)
+        return read_s + self._moved_s(reader, writer, reading) + self._write_s[writer]
+
+    def _moved_s(self, reader: int, writer: int, reading: Reading) -> float:
+        return transfer_s(self._prompt, self._readers, reading.prefill_s, self._ways, reader, writer)
+
+    def _own_reading(self, at: int) -> Reading:
+        """Of a writer that computes the prompt itself."""
+        return read(self._prompt, self._writers.readers, at, 1.0 + harmed(self._writers, at))
+
+    def _own_harm_s(self, own: Reading, at: int) -> float:
+        return own.prefill_s * harmed(self._writers, at)
+
+    # ------------------------------------------------------------ the cheapest
+
+    @cached_property
+    def _local(self) -> list[_Priced]:
+        """Writers that compute the prompt themselves: the cheapest, and all equals."""
+        found: list[_Priced] = []
+        limit_s, writers = float("inf"), self._writers
+        for least_s, at in sorted(
+            (self._write_s[at] + least_read_s(self._prompt, writers.readers, at, 1.0 + harmed(writers, at)), at)
+            for at in writers.computes
+        ):
+            if least_s > limit_s:
+                break
+            own = self._own_reading(at)
+            total_s = own.source_s + own.prefill_s + self._own_harm_s(own, at) + self._write_s[at]
+            insort(found, (total_s, LOCAL, at))
+            if len(found) > RUNNERS_UP:
+                limit_s = max(found[RUNNERS_UP][0], (1.0 + EQUAL_SHARE) * found[0][0])
+        return found
+
+    @cached_property
+    def _remote(self) -> list[_Priced]:
+        """The cheapest pairs. What reader and writer cost without the way between them tells most others off."""
+        found: list[_Priced] = []
+        worst_s, ways = float("inf"), self._ways
+        writers = sorted((self._write_s[at], at) for at in ways.writers)
+        for least_s, reader in sorted((least_s, at) for at, least_s in self._least_read_s.items()):
+            if not writers or least_s + writers[0][0] >= worst_s:
+                break
+            at_least_s, allowed = self._read(reader)[0] + ways.least_s[reader], ways.allowed[reader]
+            for write_s, writer in writers:
+                if at_least_s + write_s >= worst_s:
+                    break
+                if allowed[writer]:
+                    insort(found, (self._remote_s(reader, writer), reader, writer))
+                    if len(found) > RUNNERS_UP:
+                        del found[RUNNERS_UP + 1 :]
+                        worst_s = found[-1][0]
+        return found
+
+    def cheapest(self) -> Place | None:
         """Equals take turns: first among readers for the best writer, then among writers for that reader."""
-        remote_s, local_s = self.remote.min(initial=np.inf), self.local.min(initial=np.inf)
-        if local_s < remote_s:
-            return LOCAL, _in_turn(self.local, self.local, self.writers.readers)
-        reader, writer = (int(position) for position in np.unravel_index(np.argmin(self.remote), self.remote.shape))
-        reading = self.readers.queue_s + self.reading.source_s + (1.0 + EFFORT_SHARE) * self.reading.prefill_s
-        reader = _in_turn(self.remote[:, writer], reading, self.readers)
-        writing = self.remote[reader] - reading[reader]
-        return reader, _in_turn(self.remote[reader], writing, self.writers.readers)
+        if self._local and (not self._remote or self._local[0][0] < self._remote[0][0]):
+            limit_s = (1.0 + EQUAL_SHARE) * self._local[0][0]
+            return LOCAL, _in_turn([at for total_s, _, at in self._local if total_s <= limit_s], self._writers.readers)
+        if not self._remote:
+            return None
+        _, reader, writer = self._remote[0]
+        reader = self._turn_of_readers(reader, writer)
+        return reader, self._turn_of_writers(reader)
 
-    def ranked(self, count: int) -> Iterator[Place]:
-        """Places by cost, the cheapest ``count`` of them, and the cheapest of each path."""
-        totals = np.concatenate([self.remote.ravel(), self.local])
-        few = {*np.argpartition(totals, min(count, len(totals) - 1))[:count].tolist()}
-        few.add(self.remote.size + int(np.argmin(self.local)))
-        if self.remote.size:
-            few.add(int(np.argmin(self.remote)))
-        for position in sorted(few, key=lambda position: (totals[position], position)):
-            if np.isfinite(totals[position]):
-                yield self._place(position)
+    def _turn_of_readers(self, best: int, writer: int) -> int:
+        limit_s = self._remote_s(best, writer) + EQUAL_SHARE * self._read(best)[0]
+        rest_s = self._write_s[writer]
+        return _in_turn(
+            [
+                at
+                for at, least_s in self._least_read_s.items()
+                if least_s + rest_s <= limit_s
+                and self._ways.allowed[at][writer]
+                and self._remote_s(at, writer) <= limit_s
+            ],
+            self._readers,
+        )
 
-    def _place(self, position: int) -> Place:
-        if position >= self.remote.size:
-            return LOCAL, position - self.remote.size
-        reader, writer = divmod(position, self.remote.shape[1])
-        return reader, writer
+    def _turn_of_writers(self, reader: int) -> int:
+        """The best one for another reader of the same cost may not be the best for ``reader``."""
+        read_s = self._read(reader)[0]
+        limit_s, totals = float("inf"), {}
+        for write_s, at in sorted((self._write_s[at], at) for at in self._ways.writers):
+            if read_s + self._ways.least_s[reader] + write_s > limit_s:
+                break
+            if self._ways.allowed[reader][at]:
+                total_s = totals[at] = self._remote_s(reader, at)
+                limit_s = min(limit_s, total_s + EQUAL_SHARE * (total_s - read_s))
+        return _in_turn([at for at, total_s in totals.items() if total_s <= limit_s], self._writers.readers)
+
+    def ranked(self) -> Iterator[Place]:
+        """The cheapest places of all, and the cheapest of each path, by cost."""
+        few = sorted([*self._local, *self._remote])[: RUNNERS_UP + 1]
+        for _, reader, writer in sorted({*few, *self._local[:1], *self._remote[:1]}):
+            yield reader, writer
+
+    # ------------------------------------------------------------ reasons
 
     def option(self, reader: int, writer: int) -> Option:
         """The place with its reasons."""
         local = reader == LOCAL
-        readers, at = (self.writers.readers, writer) if local else (self.readers, reader)
-        reading = self.own_reading if local else self.reading
+        reading, writing = self._own_reading(writer) if local else self._read(reader)[1], self._writing[writer]
+        stored = 0.0 if local else self._ways.stored_tokens[reader][writer]
+        own = (
+            ((Item.SOURCE, reading.source_s), (Item.PREFILL, reading.prefill_s))
+            if local
+            else (
+                (Item.QUEUE, self._readers.queue_s[reader]),
+                (Item.SOURCE, reading.source_s),
+                (Item.PREFILL, reading.prefill_s),
+                (Item.TRANSFER, self._moved_s(reader, writer, reading)),
+            )
+        )
+        effort = () if local else ((Item.EFFORT, EFFORT_SHARE * reading.prefill_s),)
+        harm_s = writing.harm_s + (self._own_harm_s(reading, writer) if local else 0.0)
         return Option(
             path=Path.LOCAL if local else Path.REMOTE_PREFILL,
-            prefill=None if local else readers.names[at],
-            decode=self.writers.readers.names[writer],
-            source=readers.sources.known[int(reading.source[at])],
-            cached_tokens=int(reading.cached_tokens[at]),
-            moved_tokens=0 if local else int(max(0.0, self.prompt.tokens - self.ways.stored_tokens[reader, writer])),
-            items=tuple((name, float(seconds)) for name, seconds in self._items(reader, writer)),
-            tpot_s=float(self.writing.step_s[writer]),
+            prefill=None if local else self._readers.names[reader],
+            decode=self._writers.readers.names[writer],
+            source=reading.source,
+            cached_tokens=int(reading.cached_tokens),
+            moved_tokens=0 if local else int(max(0.0, self._prompt.tokens - stored)),
+            items=(
+                *own,
+                (Item.DECODE_WAIT, writing.wait_s),
+                (Item.ANSWER, self._writers.answer_s[writer]),
+                (Item.HARM, harm_s),
+                *effort,
+                (Item.PRESSURE, writing.pressure_s),
+            ),
+            tpot_s=writing.step_s,
         )
 
-    def _items(self, reader: int, writer: int) -> Iterator[tuple[Item, float]]:
-        local = reader == LOCAL
-        reading, at = (self.own_reading, writer) if local else (self.reading, reader)
-        if not local:
-            yield Item.QUEUE, self.readers.queue_s[at]
-        yield Item.SOURCE, reading.source_s[at]
-        yield Item.PREFILL, reading.prefill_s[at]
-        if not local:
-            yield Item.TRANSFER, self.transfer_s[reader, writer]
-        yield Item.DECODE_WAIT, self.writing.wait_s[writer]
-        yield Item.ANSWER, self.writers.answer_s[writer]
-        yield Item.HARM, self.writing.harm_s[writer] + (self.own_harm_s[writer] if local else 0.0)
-        if not local:
-            yield Item.EFFORT, EFFORT_SHARE * reading.prefill_s[at]
-        yield Item.PRESSURE, self.writing.pressure_s[writer]
 
-
-def _price(prompt: Prompt, readers: Readers, writers: Writers, ways: Ways) -> _Prices:
-    reading, writing = read(prompt, readers, 1.0 + EFFORT_SHARE), write(prompt, writers)
-    own_reading = read(prompt, writers.readers, 1.0 + harmed(writers))
-    moved_s, own_harm_s = transfer_s(prompt, readers, reading, ways), prefill_harm_s(own_reading, writers)
-    answer_s = writing.wait_s + writers.answer_s + writing.harm_s + writing.pressure_s
-    read_s = readers.queue_s + reading.source_s + (1.0 + EFFORT_SHARE) * reading.prefill_s
-    local = own_reading.source_s + own_reading.prefill_s + own_harm_s + answer_s
-    return _Prices(
-        prompt=prompt,
-        readers=readers,
-        writers=writers,
-        ways=ways,
-        reading=reading,
-        own_reading=own_reading,
-        writing=writing,
-        transfer_s=moved_s,
-        own_harm_s=own_harm_s,
-        remote=np.where(ways.allowed, read_s[:, np.newaxis] + moved_s + answer_s, np.inf),
-        local=np.where(writers.computes, local, np.inf),
-    )
-
-
-def _in_turn(totals: Floats, parts: Floats, workers: Readers) -> int:
-    """Of those whose total is the least but for ``EQUAL_SHARE`` of their own part: who was chosen longest ago."""
-    best = int(np.argmin(totals))
-    equal = np.flatnonzero(totals <= totals[best] + EQUAL_SHARE * abs(parts[best]))
-    return int(min(equal, key=lambda position: (workers.last_chosen[position], workers.names[position])))
+def _in_turn(equals: Iterable[int], workers: Readers) -> int:
+    """Who of ``equals`` was chosen longest ago."""
+    return min(equals, key=lambda position: (workers.last_chosen[position], workers.names[position]))

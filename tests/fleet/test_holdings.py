@@ -1,13 +1,13 @@
 """Where a prompt's pages are, told for each pair of a reader and a writer."""
 
-import numpy as np
-
 from kvrelay.fleet.ground import Place
-from kvrelay.fleet.holdings import Holdings, stored_tokens
+from kvrelay.fleet.holdings import Depths, Holdings, stored_tokens
 from kvrelay.fleet.index import PageIndex, store_key
 from kvrelay.fleet.links import Links
+from kvrelay.fleet.prefixes import Prefixes
+from kvrelay.fleet.reach import ENGINE, STORE
 from kvrelay.fleet.workers import Fleet
-from kvrelay.policy.fit import Floats
+from kvrelay.policy.cost import Offer
 from kvrelay.types import PageName
 from tests.fleet.values import names
 
@@ -17,40 +17,51 @@ ROOT, OTHER = names(1, 2)
 def place(*workers: str, root: PageName = ROOT, page_tokens: int = 4) -> Place:
     """Workers beside store s1, all of one kind."""
     many = len(workers)
-    fill = np.ones(many)
-    roots: tuple[PageName, ...] = (root,) * many
+    fill = (1,) * many
     return Place(
         workers=(),
         names=workers,
         kv_tokens=fill,
         passing_tokens=fill,
-        stores=np.zeros(many, dtype=np.int64),
+        stores=(0,) * many,
         store_keys=(store_key("s1"),) * many,
-        roots=roots,
-        kinds={root: fill > 0} if workers else {},
-        at={},
-        page_tokens=page_tokens * fill,
+        roots=(root,) * many,
+        kinds={root: list(range(many))} if workers else {},
+        page_tokens=(page_tokens,) * many,
         page_bytes=fill,
         token_bytes=fill,
     )
 
 
-DEPTHS = {ROOT: {store_key("s1"): 3}, OTHER: {store_key("s1"): 2}}
-
-
-def stored(reading: Place, writing: Place) -> Floats:
-    """With what the writers themselves find there."""
-    links = Links()
-    links.rows(["s1"])
-    held = Holdings(Fleet(1.0), PageIndex(), links).sources(writing, DEPTHS)
-    return stored_tokens(reading, writing, DEPTHS, held)
+DEPTHS = {ROOT: {store_key("s1"): 3, "p1": 2, "p2": 3}, OTHER: {store_key("s1"): 2}}
 
 
 def test_what_a_writers_node_has_is_told_in_the_readers_tokens() -> None:
-    assert stored(place("p0", "p1"), place("d0")).tolist() == [[12.0], [12.0]]
-    assert stored(place("p0", root=OTHER, page_tokens=8), place("d0")).tolist() == [[16.0]]
+    assert stored_tokens(place("p0", "p1"), place("d0"), DEPTHS) == [[12.0], [12.0]]
+    assert stored_tokens(place("p0", root=OTHER, page_tokens=8), place("d0"), DEPTHS) == [[16.0]]
 
 
 def test_known_pages_are_no_fault_when_every_reader_is_left_alone() -> None:
-    assert stored(place(), place("d0")).shape == (0, 1)
-    assert stored(place("p0"), place()).shape == (1, 0)
+    assert stored_tokens(place(), place("d0"), DEPTHS) == []
+    assert stored_tokens(place("p0"), place(), DEPTHS) == [[]]
+
+
+def test_a_worker_is_offered_what_it_holds_and_what_its_node_has_beyond_that() -> None:
+    links, fleet = Links(), Fleet(1.0)
+    (row,) = links.rows(["s1"])
+    prefixes = Prefixes(fleet, links, Holdings(fleet, PageIndex(), links), 10.0)
+
+    def offers(depths: Depths, *workers: str) -> list[list[Offer]]:
+        there = place(*workers)
+        found = prefixes.reach.offers(there, prefixes.reach.look({}, depths, 0.0, may_wait=True), 100, 0.0)
+        own = [max(0, *(depths[ROOT].get(holder, 0) for holder in (name, store_key("s1")))) for name in workers]
+        assert [found.hints[at] for at in range(len(workers))] == [[(ENGINE, 4 * pages, 0.0)] for pages in own]
+        return [found[at] for at in range(len(workers))]
+
+    loaded = (STORE, 12, links.restore_s(row, 3))
+    assert offers(DEPTHS, "p0", "p1", "p2") == [
+        [(ENGINE, 0, 0.0), loaded],
+        [(ENGINE, 8, 0.0), loaded],
+        [(ENGINE, 12, 0.0)],
+    ]
+    assert offers({ROOT: {"other": 3}}, "p0") == [[(ENGINE, 0, 0.0)]]

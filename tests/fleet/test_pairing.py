@@ -124,5 +124,5 @@ def test_pages_of_another_type_count_with_their_own_size() -> None:
     brain.register_worker(worker("p", Role.PREFILL, dtype="float32"), 0.0)
     begun(brain, ask(1, named(brain)))
     wide = fingerprint(dtype="float32").format
-    moving = brain.loads.links.between(brain.loads.links.rows(["s1"]), brain.loads.links.rows(["s2"])).in_flight_bytes
-    assert moving[0, 0] == 100 * wide.layers * wide.token_layer_bytes
+    here, there = brain.loads.links.rows(["s1", "s2"])
+    assert brain.loads.links.tables.in_flight_bytes[here][there] == 100 * wide.layers * wide.token_layer_bytes

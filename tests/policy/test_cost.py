@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from kvrelay.policy.cost import (
     OWN,
     Item,
     Kind,
+    harmed,
     kv_pressure,
-    prefill_harm_s,
     read,
     transfer_s,
     uncached_tokens,
@@ -22,7 +21,7 @@ from tests.policy.values import prompt, readers, source, ways, writers
 @pytest.mark.parametrize(("tokens", "cached", "left"), [(10, 0, 10), (10, 4, 6), (10, 10, 1), (10, 99, 1), (0, 0, 1)])
 def test_p_always_computes_at_least_one_token(tokens: int, cached: int, left: int) -> None:
     assert uncached_tokens(tokens, cached) == left
-    assert read(prompt(tokens), readers(1, cached=cached)).prefill_s == pytest.approx([left * 1e-3])
+    assert read(prompt(tokens), readers(1, cached=cached), 0).prefill_s == pytest.approx(left * 1e-3)
 
 
 def test_the_items_of_the_request_itself_end_with_its_answer() -> None:
@@ -47,9 +46,9 @@ def test_a_worker_takes_the_prefix_with_which_it_is_done_first(
     queue_s: float, held: int, tier_tokens: int, tier_s: float, chosen: int, source_s: float, prefill_s: float
 ) -> None:
     tier = source(Kind.STORE, [tier_tokens], [tier_s])
-    reading = read(prompt(1000), readers(1, queue_s=queue_s, cached=held, more=tier))
-    assert reading.source.tolist() == [chosen]
-    assert (reading.source_s[0], reading.prefill_s[0]) == (pytest.approx(source_s), pytest.approx(prefill_s))
+    reading = read(prompt(1000), readers(1, queue_s=queue_s, cached=held, more=[tier]), 0)
+    assert reading.source.kind is [Kind.ENGINE, Kind.STORE][chosen]
+    assert [reading.source_s, reading.prefill_s] == pytest.approx([source_s, prefill_s])
 
 
 @pytest.mark.parametrize(
@@ -68,8 +67,8 @@ def test_only_what_the_prefill_does_not_hide_is_paid_for(
 ) -> None:
     there = readers(1)
     link = ways(1, 1, bytes_per_s=bytes_per_s, in_flight=in_flight, stored=stored)
-    seconds = transfer_s(prompt(1000), there, read(prompt(1000), there), link)
-    assert seconds == pytest.approx(np.array([[left_s]]))
+    prefill_s = read(prompt(1000), there, 0).prefill_s
+    assert transfer_s(prompt(1000), there, prefill_s, link, 0, 0) == pytest.approx(left_s)
 
 
 @pytest.mark.parametrize(
@@ -77,11 +76,12 @@ def test_only_what_the_prefill_does_not_hide_is_paid_for(
     [(0, 100, 0.0), (50, 100, 0.01), (90, 100, 0.09), (100, 100, 1.0), (200, 100, 2.0), (0, 0, 0.0)],
 )
 def test_the_price_of_kv_rises_and_keeps_rising_over_the_brim(used: int, capacity: int, price: float) -> None:
-    assert kv_pressure(np.array([float(used)]), np.array([float(capacity)])) == pytest.approx([price])
+    assert kv_pressure(used, capacity) == pytest.approx(price)
 
 
 def test_a_request_pays_for_what_it_slows_down() -> None:
-    idle, busy = write(prompt(1000), writers(2, sequences=[0, 10], kv=[0, 10_000])).harm_s
+    there = writers(2, sequences=[0, 10], kv=[0, 10_000])
+    idle, busy = (write(prompt(1000), there, at).harm_s for at in (0, 1))
     assert idle == 0.0
     # One more sequence and 1,100 more tokens to read: 2.1 ms a step, for ten others, over a hundred tokens.
     assert busy == pytest.approx(0.0021 * 10 * 100)
@@ -89,14 +89,12 @@ def test_a_request_pays_for_what_it_slows_down() -> None:
 
 @pytest.mark.parametrize(("kv", "share"), [(0, 0.0), (98_900, 0.0), (99_900, 1000 / 99_900), (200_000, 0.5055)])
 def test_a_full_worker_makes_wait_for_the_blocks_that_lack(kv: int, share: float) -> None:
-    writing = write(prompt(1000), writers(1, sequences=10, kv=kv, remaining=50.0))
+    writing = write(prompt(1000), writers(1, sequences=10, kv=kv, remaining=50.0), 0)
     step_s = 0.01 + 10 * 1e-3 + kv * 1e-6
-    assert writing.wait_s == pytest.approx([share * 50 * step_s], rel=1e-3)
+    assert writing.wait_s == pytest.approx(share * 50 * step_s, rel=1e-3)
 
 
-@pytest.mark.parametrize(("running", "usual", "harmed"), [(0, 1.0, 1.0), (0, 4.0, 4.0), (7, 4.0, 7.0)])
-def test_a_local_prefill_is_paid_by_those_who_run_or_usually_run_there(
-    running: int, usual: float, harmed: float
-) -> None:
+@pytest.mark.parametrize(("running", "usual", "many"), [(0, 1.0, 1.0), (0, 4.0, 4.0), (7, 4.0, 7.0)])
+def test_a_local_prefill_is_paid_by_those_who_run_or_usually_run_there(running: int, usual: float, many: float) -> None:
     there = writers(1, sequences=running, usual=usual)
-    assert prefill_harm_s(read(prompt(1000), there.readers), there) == pytest.approx([harmed])
+    assert harmed(there, 0) == many

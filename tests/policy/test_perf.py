@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pytest
 
 from kvrelay.policy.hardware import DEVICES, UNKNOWN_DEVICE, ModelShape, hardware_of, shape_of
@@ -59,13 +58,11 @@ def test_the_shape_of_a_page_tells_the_size_of_a_model_roughly(
     assert parameters / 3 < shape_of(page).parameters < parameters * 3
 
 
-def test_the_vector_form_says_the_same() -> None:
+@pytest.mark.parametrize(("new", "past"), [(100, 0), (4000, 2000)])
+def test_the_short_form_says_the_same(new: int, past: int) -> None:
     perf = seed(LLAMA_8B, DEVICES["H100"])
-    new, past = np.array([100.0, 4000.0]), np.array([0.0, 2000.0])
-    prefills = prefill_seconds(np.array([perf.prefill.rates] * 2).T, new, past)
-    assert prefills == pytest.approx([perf.prefill_s(100, 0), perf.prefill_s(4000, 2000)])
-    steps = step_seconds(np.array([perf.step.rates] * 2).T, new, past)
-    assert steps == pytest.approx([perf.step_s(100, 0), perf.step_s(4000, 2000)])
+    assert prefill_seconds(perf.prefill.rates, new, past) == pytest.approx(perf.prefill_s(new, past))
+    assert step_seconds(perf.step.rates, new, past) == pytest.approx(perf.step_s(new, past))
 
 
 def test_an_heir_believes_what_was_learned_and_claims_to_have_seen_nothing() -> None:

@@ -6,10 +6,9 @@ import random
 from collections import Counter
 
 import msgspec
-import numpy as np
 import pytest
 
-from kvrelay.policy.cost import Kind, Ways
+from kvrelay.policy.cost import Kind
 from kvrelay.policy.route import Decision, Path, choose
 from tests.policy.values import prompt, readers, source, ways, writers
 
@@ -65,13 +64,7 @@ def test_what_d_s_node_has_counts_where_the_link_is_slow(bytes_per_s: float, cho
 
 def test_p_and_d_are_chosen_together() -> None:
     """The idle P has no fast way to the idle D."""
-    slow = Ways(
-        allowed=np.full((2, 2), True),
-        latency_s=np.full((2, 2), 0.005),
-        s_per_byte=np.array([[1e-5, 1e-9], [1e-9, 1e-9]]),
-        in_flight_bytes=np.zeros((2, 2)),
-        stored_tokens=np.zeros((2, 2)),
-    )
+    slow = ways(2, 2, bytes_per_s=[[1e5, 1e9], [1e9, 1e9]])
     there = writers(2, sequences=[0, 20], kv=[0, 20_000])
     assert picked(choose(prompt(1000), readers(2, queue_s=[0.0, 0.3]), there, slow)) == ("p1", "d0")
 
@@ -100,7 +93,7 @@ def test_a_prompt_stays_on_d_when_that_delays_everybody_less_than_a_hand_off(
 def test_a_prefix_is_pulled_or_waited_for_when_that_is_cheaper_than_to_compute_it() -> None:
     peer = source(Kind.PEER, [900, 0], [0.1, 0], "s2")
     running = source(Kind.UNDERWAY, [0, 950], [0, 0.3], "r1/0/0")
-    there = readers(2, more=peer.plus(running))
+    there = readers(2, more=[peer, running])
     decision = choose(prompt(1000), there, writers(1), ways(2, 1))
     assert decision is not None
     assert (decision.chosen.prefill, decision.chosen.source, decision.chosen.cached_tokens) == (
@@ -116,8 +109,7 @@ def test_a_prefix_is_pulled_or_waited_for_when_that_is_cheaper_than_to_compute_i
 def test_nobody_is_chosen_from_nobody() -> None:
     assert choose(prompt(), readers(0), writers(1), ways(0, 1)) is None
     assert choose(prompt(), readers(1), writers(0), ways(1, 0)) is None
-    no_way = Ways(np.full((1, 1), False), np.zeros((1, 1)), np.zeros((1, 1)), np.zeros((1, 1)), np.zeros((1, 1)))
-    assert choose(prompt(), readers(1), writers(1), no_way) is None
+    assert choose(prompt(), readers(1), writers(1), ways(1, 1, allowed=False)) is None
 
 
 def test_a_decision_says_why_and_what_else_there_was() -> None:

@@ -1,13 +1,10 @@
-"""Workers and ways as vectors, for tests of costs and choices."""
+"""Workers and ways as columns, for tests of costs and choices."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
-from kvrelay.policy.cost import Kind, Prompt, Readers, Source, Sources, Ways, Writers
-from kvrelay.policy.fit import Floats
+from kvrelay.policy.cost import Kind, Offer, Prompt, Readers, Source, Ways, Writers
 
 PREFILL_RATES = (0.0, 1e-3, 0.0)
 """A millisecond a token."""
@@ -19,8 +16,8 @@ def prompt(tokens: int = 1000, *, sequences: int = 1, output_tokens: float = 100
     return Prompt(tokens=tokens, sequences=sequences, output_tokens=output_tokens)
 
 
-def floats(values: Sequence[float] | float, count: int) -> Floats:
-    return np.array([values] * count if isinstance(values, int | float) else values, dtype=np.float64)
+def floats(values: Sequence[float] | float, count: int) -> list[float]:
+    return [float(values)] * count if isinstance(values, int | float) else [float(value) for value in values]
 
 
 def readers(
@@ -31,17 +28,21 @@ def readers(
     cached: Sequence[float] | float = 0.0,
     last_chosen: Sequence[int] | None = None,
     rates: tuple[float, float, float] = PREFILL_RATES,
-    more: Sources | None = None,
+    more: Sequence[Sequence[Offer]] = (),
     token_bytes: float = 1000.0,
 ) -> Readers:
-    held = Sources((Source(Kind.ENGINE),), floats(cached, count)[np.newaxis], np.zeros((1, count)))
+    """``more``: further sources, each by worker."""
+    held: list[list[Offer]] = [[(Source(Kind.ENGINE), tokens, 0.0)] for tokens in floats(cached, count)]
+    for offers in more:
+        held = [[*known, offer] for known, offer in zip(held, offers, strict=True)]
     return Readers(
         names=tuple(f"{prefix}{number}" for number in range(count)),
-        rates=np.array([rates] * count).reshape(count, 3).T,
+        rates=[rates] * count,
         queue_s=floats(queue_s, count),
-        sources=held if more is None else held.plus(more),
+        offers=held,
+        hints=held,
         token_bytes=floats(token_bytes, count),
-        last_chosen=np.array(last_chosen if last_chosen is not None else [0] * count, dtype=np.int64),
+        last_chosen=last_chosen if last_chosen is not None else [0] * count,
     )
 
 
@@ -60,14 +61,14 @@ def writers(
 ) -> Writers:
     return Writers(
         readers=readers(count, "d", cached=cached, queue_s=queue_s, last_chosen=last_chosen),
-        step_rates=np.array([STEP_RATES] * count).reshape(count, 3).T,
+        step_rates=[STEP_RATES] * count,
         answer_s=floats(ANSWER_S, count),
         sequences=floats(sequences, count),
         usual_sequences=floats(usual, count),
         kv_tokens=floats(kv, count),
         kv_capacity_tokens=floats(capacity, count),
-        remaining_tokens=floats(remaining, count),
-        computes=np.full(count, computes),
+        remaining_tokens=remaining,
+        computes=range(count) if computes else (),
     )
 
 
@@ -76,20 +77,27 @@ def ways(
     writing: int,
     *,
     latency_s: float = 0.005,
-    bytes_per_s: float = 1e9,
+    bytes_per_s: float | Sequence[Sequence[float]] = 1e9,
     in_flight: float = 0.0,
     stored: Sequence[float] | float = 0.0,
+    allowed: bool = True,
 ) -> Ways:
-    shape = (reading, writing)
+    """Every worker has a store of its own."""
+    same = isinstance(bytes_per_s, int | float)
     return Ways(
-        allowed=np.full(shape, True),
-        latency_s=np.full(shape, latency_s),
-        s_per_byte=np.full(shape, 1 / bytes_per_s),
-        in_flight_bytes=np.full(shape, in_flight),
-        stored_tokens=np.broadcast_to(floats(stored, writing), shape),
+        readers=range(reading),
+        writers=range(writing),
+        allowed=[[allowed] * writing] * reading,
+        sources=range(reading),
+        targets=range(writing),
+        latency_s=[[latency_s] * writing] * reading,
+        s_per_byte=[[1 / (bytes_per_s if same else bytes_per_s[p][d]) for d in range(writing)] for p in range(reading)],  # type: ignore[index, operator]
+        in_flight_bytes=[[in_flight] * writing] * reading,
+        least_s=[latency_s] * reading,
+        stored_tokens=[floats(stored, writing)] * reading,
     )
 
 
-def source(kind: Kind, tokens: Sequence[float], seconds: Sequence[float], origin: str = "") -> Sources:
-    """One more source, ``[worker]`` each."""
-    return Sources((Source(kind, origin),), np.array([tokens], np.float64), np.array([seconds], np.float64))
+def source(kind: Kind, tokens: Sequence[float], seconds: Sequence[float], origin: str = "") -> list[Offer]:
+    """One more source, by worker."""
+    return [(Source(kind, origin), float(length), float(s)) for length, s in zip(tokens, seconds, strict=True)]

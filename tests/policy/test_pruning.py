@@ -1,0 +1,171 @@
+"""A choice that prices few pairs is the choice among all of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from itertools import product
+
+import pytest
+
+from kvrelay.policy.cost import (
+    EFFORT_SHARE,
+    Kind,
+    Offer,
+    Prompt,
+    Readers,
+    Source,
+    Ways,
+    Writers,
+    harmed,
+    read,
+    transfer_s,
+    write,
+)
+from kvrelay.policy.route import EQUAL_SHARE, RUNNERS_UP, Option, choose
+from tests.policy.values import prompt
+
+STORES = 6
+Way = tuple[str | None, str]
+
+
+class State:
+    """Workers, ways and a prompt, as far apart as they may be."""
+
+    def __init__(self, seed: int) -> None:
+        self.dice = dice = random.Random(seed)
+        self.prompt: Prompt = prompt(dice.choice((1, 40, 1000, 10_000)), output_tokens=dice.choice((1.0, 200.0)))
+        self.readers = self._workers("p", dice.randrange(9))
+        self.writers = self._writers(dice.randrange(1, 9))
+        self.ways = self._ways(len(self.readers.names), len(self.writers.readers.names))
+
+    def _few(self, count: int, *values: float) -> list[float]:
+        """Of few values, so that there are equals, some of them a little apart."""
+        return [
+            self.dice.choice(values) * self.dice.choice((1.0, 1.0, self.dice.uniform(1.0, 1.02))) for _ in range(count)
+        ]
+
+    def _workers(self, prefix: str, count: int) -> Readers:
+        offers = [self._offers() for _ in range(count)]
+        return Readers(
+            names=[f"{prefix}{number}" for number in range(count)],
+            rates=[tuple(self._few(1, 0.0, 0.01) + self._few(1, 1e-4, 1e-3) + [1e-8]) for _ in range(count)],
+            queue_s=self._few(count, 0.0, 0.0, 0.1, 3.0),
+            offers=offers,
+            hints=[self._hints(each) for each in offers],
+            token_bytes=self._few(count, 1e3, 1e5),
+            last_chosen=[self.dice.randrange(5) for _ in range(count)],
+        )
+
+    def _offers(self) -> list[Offer]:
+        tokens = self.prompt.tokens
+        found: list[Offer] = [(Source(Kind.ENGINE), self.dice.choice((0, 0, tokens // 2, tokens)), 0.0)]
+        for number in range(self.dice.randrange(3)):
+            length, seconds = self.dice.choice((0, tokens // 3, tokens)), self.dice.choice((0.0, 0.05, 2.0))
+            found.append((Source(Kind.PEER, f"s{number}"), length, seconds))
+        return found
+
+    def _hints(self, offers: list[Offer]) -> list[Offer]:
+        """The same, or better."""
+        more, share = self.dice.choice((0, 0, self.prompt.tokens)), self.dice.choice((0.0, 0.5, 1.0))
+        return [(source, tokens + more, share * seconds) for source, tokens, seconds in offers]
+
+    def _writers(self, count: int) -> Writers:
+        return Writers(
+            readers=self._workers("d", count),
+            step_rates=[(0.01, 1e-3, 1e-6)] * count,
+            answer_s=self._few(count, 0.01, 0.02),
+            sequences=self._few(count, 0.0, 0.0, 4.0, 30.0),
+            usual_sequences=self._few(count, 1.0, 4.0),
+            kv_tokens=self._few(count, 0.0, 1e4, 9e4),
+            kv_capacity_tokens=self._few(count, 1e5, 1e5, 2e4),
+            remaining_tokens=self.dice.choice((0.5, 100.0)),
+            computes=[at for at in range(count) if self.dice.random() < 0.5],
+        )
+
+    def _ways(self, reading: int, writing: int) -> Ways:
+        latency_s = [self._few(STORES, 1e-5, 5e-3, 0.05) for _ in range(STORES)]
+        sources = [self.dice.randrange(STORES) for _ in range(reading)]
+        return Ways(
+            readers=[at for at in range(reading) if self.dice.random() < 0.9],
+            writers=[at for at in range(writing) if self.dice.random() < 0.9],
+            allowed=[[self.dice.random() < 0.9 for _ in range(writing)] for _ in range(reading)],
+            sources=sources,
+            targets=[self.dice.randrange(STORES) for _ in range(writing)],
+            latency_s=latency_s,
+            s_per_byte=[self._few(STORES, 1e-10, 1e-9, 1e-6) for _ in range(STORES)],
+            in_flight_bytes=[self._few(STORES, 0.0, 1e6) for _ in range(STORES)],
+            least_s=[min(latency_s[source]) for source in sources],
+            stored_tokens=[self._few(writing, 0.0, 500.0) for _ in range(reading)],
+        )
+
+    # ------------------------------------------------------------ all of it
+
+    def remote(self) -> Iterator[tuple[float, float, Way]]:
+        """Total, the reader's part of it, and way, of every pair."""
+        for reader, writer in product(self.ways.readers, self.ways.writers):
+            if self.ways.allowed[reader][writer]:
+                reading = read(self.prompt, self.readers, reader, 1.0 + EFFORT_SHARE)
+                moved_s = transfer_s(self.prompt, self.readers, reading.prefill_s, self.ways, reader, writer)
+                read_s = self.readers.queue_s[reader] + reading.source_s + (1.0 + EFFORT_SHARE) * reading.prefill_s
+                way = self.readers.names[reader], self.writers.readers.names[writer]
+                yield read_s + moved_s + self.write_s(writer), read_s, way
+
+    def local(self) -> Iterator[tuple[float, float, Way]]:
+        """The same of writers that compute the prompt themselves; the whole is their part."""
+        for at in self.writers.computes:
+            price = 1.0 + harmed(self.writers, at)
+            own = read(self.prompt, self.writers.readers, at, price)
+            total_s = own.source_s + price * own.prefill_s + self.write_s(at)
+            yield total_s, total_s, (None, self.writers.readers.names[at])
+
+    def write_s(self, at: int) -> float:
+        writing = write(self.prompt, self.writers, at)
+        return writing.wait_s + self.writers.answer_s[at] + writing.harm_s + writing.pressure_s
+
+    def last_chosen(self, name: str | None) -> tuple[int, str]:
+        workers = self.readers if name is not None and name.startswith("p") else self.writers.readers
+        assert name is not None
+        return workers.last_chosen[list(workers.names).index(name)], name
+
+    def chosen(self) -> Way | None:
+        """The cheapest of all; equals take turns, readers first."""
+        remote, local = list(self.remote()), list(self.local())
+        if not remote and not local:
+            return None
+        least_s, part_s, (reader, writer) = min([*remote, *local], key=lambda each: each[0])
+        if reader is None:
+            equal = [way for total_s, _, way in local if total_s <= least_s + EQUAL_SHARE * part_s]
+            return min(equal, key=lambda way: self.last_chosen(way[1]))
+        column = [(way, total_s) for total_s, _, way in remote if way[1] == writer]
+        equal = [way for way, total_s in column if total_s <= least_s + EQUAL_SHARE * part_s]
+        reader = min(equal, key=lambda way: self.last_chosen(way[0]))[0]
+        row = [(way, total_s, total_s - read_s) for total_s, read_s, way in remote if way[0] == reader]
+        best_s, rest_s = min(each[1:] for each in row)
+        equal = [way for way, total_s, _ in row if total_s <= best_s + EQUAL_SHARE * rest_s]
+        return min(equal, key=lambda way: self.last_chosen(way[1]))
+
+
+def way_of(option: Option) -> Way:
+    return option.prefill, option.decode
+
+
+@pytest.mark.parametrize("first", range(0, 2000, 250))
+def test_the_choice_and_the_runners_up_are_those_of_all_pairs(first: int) -> None:
+    chosen = 0
+    for seed in range(first, first + 250):
+        state = State(seed)
+        decision = choose(state.prompt, state.readers, state.writers, state.ways)
+        assert (way_of(decision.chosen) if decision is not None else None) == state.chosen(), seed
+        if decision is None:
+            continue
+        chosen += 1
+        totals = {way: total_s for total_s, _, way in (*state.remote(), *state.local())}
+        kept = [decision.chosen, *decision.runners_up]
+        assert [option.total_s for option in kept] == pytest.approx([totals[way_of(option)] for option in kept])
+        for option in decision.runners_up[: RUNNERS_UP - 1]:
+            others = {way: total_s for way, total_s in totals.items() if way not in map(way_of, kept)}
+            assert option.total_s <= min(others.values(), default=option.total_s) + 1e-9
+        paths = {way[0] is None for way in totals}
+        assert {option.prefill is None for option in kept} == paths, seed
+    assert chosen > 200
