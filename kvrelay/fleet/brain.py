@@ -132,6 +132,7 @@ class Brain:
     def tick(self, now: float) -> list[Command]:
         """Time passed: notice silent members and silent prefills."""
         missing = self.members.expire(now)
+        self._chooser.keep_only(self.fleet.models())
         self.copies.expire(now)
         commands: list[Command] = []
         for name in missing.silent:
@@ -274,7 +275,7 @@ class Brain:
     # ------------------------------------------------------------ D leg
 
     def decode_order(self, request_id: str, now: float) -> DecodeOrder:
-        """Where the D leg goes now. Raises ``Overloaded`` when that worker is gone."""
+        """Where the D leg goes now. Raises ``Lost`` when that worker is gone."""
         flight = self._flights[request_id]
         flight.timeline.mark("decode_sent", now)
         return self._decode_orders.of(flight, now)

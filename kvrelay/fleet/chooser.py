@@ -91,6 +91,10 @@ class Chooser:
         """All usable workers of ``model``."""
         return self._grounds.of(model, now)
 
+    def keep_only(self, models: Sequence[str]) -> None:
+        """Forget models that nobody serves any more."""
+        self._grounds.keep_only(models)
+
     # ------------------------------------------------------------ choices
 
     def begin(self, ask: Ask, ground: Ground, now: float) -> Pick | None:

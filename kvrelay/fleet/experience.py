@@ -26,6 +26,8 @@ OWN_AFTER = 8
 """Observations after which a worker's own law is believed. Before, its kind's is: else who was tried first would look
 faster than those whose seed is too slow, and they would never be tried."""
 MAX_KINDS = 256
+MAX_MODELS = 256
+"""Models whose answers' lengths are remembered."""
 
 
 class Learned(Value, frozen=True, kw_only=True):
@@ -138,6 +140,8 @@ class Experience:
     def saw_output(self, model: str, tokens: float) -> None:
         """An answer of ``tokens`` tokens came to its end."""
         mean = self._output_tokens.get(model, tokens)
+        while model not in self._output_tokens and len(self._output_tokens) >= MAX_MODELS:
+            del self._output_tokens[next(iter(self._output_tokens))]
         self._output_tokens[model] = mean + OUTPUT_WEIGHT * (tokens - mean)
 
     def keep_only(self, workers: Iterable[str]) -> None:

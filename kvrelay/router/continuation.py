@@ -4,6 +4,7 @@ never pass on a token that the client has, nor one after the answer's end."""
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
 
@@ -19,6 +20,8 @@ from kvrelay.router.tap import Tap
 from kvrelay.router.tokens import Tokens
 from kvrelay.router.upstream import Reply
 from kvrelay.router.wait import Wait
+
+log = logging.getLogger("kvrelay.router")
 
 HELD_BLOCKS = 8
 """Of each choice, while the client is slow."""
@@ -208,8 +211,11 @@ class Continuation:
             async for block in reply.events():
                 await self._news.put((rest, reply, block))
             await self._news.put((rest, reply, Lost("a worker ended its stream before the answer's end")))
-        except (Lost, Malformed) as error:
+        except KvrelayError as error:
             await self._news.put((rest, reply, error))
+        except Exception:  # border: whatever ends a reader must end the wait for its news
+            log.exception("reading the rest of an answer failed")
+            await self._news.put((rest, reply, Lost("the rest of an answer could not be read")))
 
     def close(self) -> None:
         """Hang up, which ends what a stop string made needless."""

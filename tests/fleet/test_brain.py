@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from kvrelay.errors import Overloaded
+from kvrelay.errors import Lost, Overloaded
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.experience import Learned
 from kvrelay.fleet.flight import AbandonDecode, AbandonPrefill, Ask, DispatchDecode, Plan, SendPrefill
@@ -465,3 +465,23 @@ def test_what_a_former_router_learned_of_ways_waits_for_their_stores() -> None:
     assert list(brain.experience.learned().ways) == ["a>b"]
     brain.tick(FORGET_S + 1.0)
     assert not brain.experience.learned().ways
+
+
+def test_of_a_model_that_nobody_serves_any_more_nothing_is_kept() -> None:
+    brain = fleet()
+    begin(brain, ask())
+    assert "tiny" in repr(brain._chooser._grounds)
+    for role in (Role.PREFILL, Role.DECODE):
+        brain.leaving(worker(f"{role.value}-0", role), 0.1)
+    brain.tick(0.2)
+    assert repr(brain._chooser._grounds) == "<Grounds of no model>"
+
+
+def test_a_d_that_was_forgotten_is_a_lost_one_so_that_another_answers() -> None:
+    brain = fleet(decode=2)
+    begin(brain, ask())
+    gone = brain.decode_order("r1", 0.0).worker
+    brain.fleet.workers.leave(gone, "i1")
+    brain.fleet.workers.expire(FORGET_S + 1.0)
+    with pytest.raises(Lost, match="is gone"):
+        brain.decode_order("r1", FORGET_S + 1.0)

@@ -5,7 +5,16 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from kvrelay.fleet.experience import ENOUGH_HANDOFFS, MAX_KINDS, OUTPUT_TOKENS, OWN_AFTER, Experience, Learned, kind_of
+from kvrelay.fleet.experience import (
+    ENOUGH_HANDOFFS,
+    MAX_KINDS,
+    MAX_MODELS,
+    OUTPUT_TOKENS,
+    OWN_AFTER,
+    Experience,
+    Learned,
+    kind_of,
+)
 from kvrelay.fleet.links import Links
 from kvrelay.policy.perf import Perf
 from tests.fleet.values import worker
@@ -90,3 +99,11 @@ def test_the_number_of_kinds_is_bounded() -> None:
         known.join(worker("w", weights=str(number)))
     assert len(known.learned().kinds) == MAX_KINDS
     assert kind_of(worker("w", weights="5").engine) in known.learned().kinds
+
+
+def test_models_whose_answers_are_remembered_are_bounded() -> None:
+    known = Experience(Links())
+    for number in range(MAX_MODELS + 1):
+        known.saw_output(f"m{number}", 7.0)
+    assert len(known.learned().output_tokens) == MAX_MODELS
+    assert known.output_tokens(f"m{MAX_MODELS}", 1e9) == 7.0
