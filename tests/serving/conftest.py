@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 import pytest_asyncio
 
@@ -89,6 +90,18 @@ async def tiny_baseline(
     spec = engine_spec(tiny.config(arena_pages=1, kv_blocks=1024), tiny_model, port=free_port(), cpus=(0,))
     async with plain_engine(spec, tmp_path_factory.mktemp("tiny-baseline") / "log") as engine:
         yield Baseline(engine.url, http)
+
+
+@pytest_asyncio.fixture(
+    scope="session", loop_scope="session", params=[(2, 1), (1, 2)], ids=["two-P-one-D", "one-P-two-D"]
+)
+async def shaped(request: pytest.FixtureRequest, tiny_model: Path, http: aiohttp.ClientSession) -> AsyncIterator[Probe]:
+    """Pools of unlike size, in two nodes."""
+    prefill, decode = request.param
+    wanted = tiny.config(arena_pages=512, kv_blocks=256, prefill=prefill, decode=decode)
+    worker = msgspec.structs.replace(wanted.worker, max_model_len=2048)
+    async with LocalCluster(msgspec.structs.replace(wanted, worker=worker), model=tiny_model) as cluster:
+        yield Probe(cluster, http)
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session", params=[1, 2], ids=["one-store", "two-stores"])
