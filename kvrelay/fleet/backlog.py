@@ -59,14 +59,17 @@ class Backlog:
         """Seconds by which the promised prompts delay one that comes now and takes ``own_s`` itself.
 
         Much longer ones stand back for it; the one that is being computed ends its step before, in ``step_s``. With
-        infinite ``own_s`` all are computed in the order of their arrival.
+        infinite ``own_s`` all are computed in the order of their arrival, and so they are behind one that is late.
         """
         if self._promises:
             self._expire(now)
         if not self._promises:
             return 0.0
         head, *others = self._promises.values()
-        left_s = head.seconds - min(head.seconds, max(0.0, now - self._head_since_s))
+        left_s = head.seconds - max(0.0, now - self._head_since_s)
+        if left_s < 0.0:
+            # Late: what takes longer than was predicted is expected to take as long again. Its worker may hang.
+            return -left_s + self._sum_s - head.seconds
         if own_s == math.inf:
             return self._sum_s - head.seconds + left_s
         first_s = min(left_s, step_s) if stands_back(left_s, own_s) else left_s

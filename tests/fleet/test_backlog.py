@@ -18,7 +18,13 @@ def backlog(*seconds: float, expires: bool = False) -> Backlog:
 
 def test_the_first_prompt_gets_shorter_with_time_and_the_others_do_not() -> None:
     line = backlog(2.0, 3.0)
-    assert [line.wait_s(now) for now in (10.0, 11.0, 12.0, 99.0)] == [5.0, 4.0, 3.0, 3.0]
+    assert [line.wait_s(now) for now in (10.0, 11.0, 12.0)] == [5.0, 4.0, 3.0]
+
+
+@pytest.mark.parametrize("own_s", [math.inf, 0.1])
+def test_a_prompt_that_is_late_by_some_time_is_expected_to_take_that_long_again(own_s: float) -> None:
+    line = backlog(2.0, 3.0)
+    assert [line.wait_s(now, own_s, step_s=0.5) for now in (13.0, 99.0)] == [4.0, 90.0]
 
 
 def test_what_is_done_early_or_late_counts_from_that_moment() -> None:
