@@ -19,6 +19,8 @@ from tests.fleet.values import begun, fingerprint, store
 
 OLD = (7, 2000)
 FAR = store("s2", "127.0.0.1:9002")
+BUSY = "busy-0.0-1"
+"""The request that keeps p2 busy from the start; the one before it went to p1."""
 BYTES = OLD[1] // PAGE * fingerprint().format.page_bytes
 
 
@@ -140,6 +142,7 @@ def test_a_pull_that_fails_is_computed_instead_and_its_way_is_left_alone_for_a_w
     brain.finish("r1", status=200, output_tokens=1, now=0.1)
     for now, pulls in ((0.1, 0), (COOL_S + 0.1, 1)):
         if now > COOL_S:
+            brain.prefill_finished(BUSY, 0, 0, 1.5)
             busy(brain, "p2", now)
         plan = begun(brain, ask(f"at {now}", OLD, (9, 40), now=now), now)
         assert len(plan.pulls) == pulls
