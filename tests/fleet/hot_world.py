@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from kvrelay.errors import Overloaded
 from kvrelay.fleet.flight import (
     AbandonPrefill,
@@ -223,14 +225,13 @@ class World:
         self.obey(self.brain.prefill_failed(command.request_id, command.index, self.now, blamed=False))
 
     def restart(self, name: str) -> None:
-        """A P dies and is back at once, with an empty cache."""
+        """A P dies and is born anew at once, with an empty cache."""
         engine = self.engines[name]
         engine.advance(self.now)
-        lost, engine.jobs, engine.pages = engine.jobs, [], set()
-        engine.info = member(name, Role.PREFILL, engine.info.store)
-        for job in lost:
-            if job.request_id in self.asks:
-                self.obey(self.brain.prefill_failed(job.request_id, job.order.index, self.now))
+        engine.jobs, engine.pages = [], set()
+        engine.turn += 1
+        engine.info = msgspec.structs.replace(engine.info, incarnation=f"{engine.info.incarnation}+")
+        self.obey(self.brain.register_worker(engine.info, self.now))
 
     # ------------------------------------------------------------ stores
 

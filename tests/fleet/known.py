@@ -72,7 +72,8 @@ class Told:
     def has(self, member: WorkerInfo | StoreInfo, names: Sequence[PageName], now: float) -> list[object]:
         """``member`` has these pages too; what the brain makes of it."""
         medium = Medium.HBM if isinstance(member, WorkerInfo) else Medium.MEMORY
-        key, incarnation = f"{type(member).__name__} {member.name}", member.incarnation
+        incarnation = member.incarnation
+        key = f"{type(member).__name__} {member.name} {incarnation}"
         if key not in self._sequences:
             empty = PageSnapshot(incarnation=incarnation, sequence=0, part=0, last=True, medium=medium, names=[])
             self._brain.members.pages(member, empty, now)

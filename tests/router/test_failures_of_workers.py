@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from kvrelay.config import RouterConfig
 from kvrelay.feed import Feed
 from kvrelay.protocol.feed import Heartbeat, RegisterWorker
 from kvrelay.router import prefills
@@ -304,13 +305,15 @@ async def test_a_milestone_of_an_unknown_transfer_is_counted(cluster: Cluster) -
     assert await cluster.metric("kvrelay_unknown_transfers_total") == 1
 
 
-async def test_fifty_client_errors_open_no_breaker(cluster: Cluster) -> None:
-    _, decode = await cluster.split()
-    decode.refuse, decode.refusal = 400, b'{"error":{"message":"no","code":400}}'
+@pytest.mark.parametrize("name", ["p1", "d1"])
+async def test_fifty_client_errors_open_no_breaker(cluster: Cluster, name: str) -> None:
+    await cluster.split()
+    refuser = cluster.workers[name]
+    refuser.refuse, refuser.refusal = 400, b'{"error":{"message":"no","code":400}}'
     for _ in range(50):
         status, _, _ = await cluster.post("/v1/completions", {"model": "tiny", "prompt": "x"})
         assert status == 400
-    decode.refuse = 0
+    refuser.refuse = 0
     await cluster.complete()
     assert await cluster.metric("kvrelay_breakers_opened_total") == 0
 
@@ -324,9 +327,7 @@ async def test_an_open_breaker_answers_at_once_and_closes_after_one_good_probe(c
     assert await cluster.metric("kvrelay_breakers_opened_total") == 1
     asked = len(decode.bodies()), len(prefill.bodies())
     assert asked[0] < 10
-    start = time.monotonic()
     status, answer, _ = await cluster.post("/v1/completions", {"model": "tiny", "prompt": "x"})
-    assert time.monotonic() - start < 0.5  # it takes about a millisecond
     assert status == 503
     assert "ready" in answer["error"]["message"]
     # No half of a hand-off either: no P computes for an answer that nobody will write.
@@ -345,3 +346,19 @@ async def test_while_every_p_fails_d_computes_the_prompts_without_asking_them(cl
     assert len(prefill.bodies()) < 10
     assert len(decode.bodies()) == 20
     assert await cluster.metric('kvrelay_local_requests_total{reason="no_prefill"}') > 0
+
+
+async def test_while_every_p_fails_there_is_no_half_of_a_hand_off_where_d_is_to_compute_nothing(
+    model_folder: Path,
+) -> None:
+    config = RouterConfig(port=0, control_port=0, local_prefill="never")
+    async with Cluster(model_folder, router_config=config) as cluster:
+        prefill, decode = await cluster.split()
+        prefill.refuse = 500
+        while cluster.router.brain.outcomes.breakers.allows("p1", time.monotonic()):
+            await cluster.complete()
+        asked = len(prefill.bodies()), len(decode.bodies())
+        await cluster.complete()
+        assert (len(prefill.bodies()), len(decode.bodies())) == (asked[0], asked[1] + 1)
+        assert "kv_transfer_params" not in decode.bodies()[-1], "D waits for pages of nobody"
+        await cluster.at_rest()
