@@ -93,14 +93,14 @@ async def test_after_fifty_requests_the_first_token_comes_when_it_was_foretold(c
     assert {each.path for each in seen[:8]} == {"remote_prefill"}, "the operator's roles hold at first"
 
 
-async def test_hits_go_to_their_holder_until_it_queues(choosing: Probe) -> None:
+async def test_hits_go_where_their_prefix_is_and_spread_when_that_queues(choosing: Probe) -> None:
+    """Both P share a node, so its store serves either: who computed the prefix is no better than who can load it."""
     prefillers = {worker.name for worker in choosing.cluster.workers if worker.role is Role.PREFILL}
     rng = random.Random(54)
     prefix = ids(rng, 1024)
-    first = await route(choosing, prefix + ids(rng, 300))
+    await route(choosing, prefix + ids(rng, 300))
     await settled()
     again = [await route(choosing, prefix + ids(rng, 300)) for _ in range(4)]
-    assert [each.prefill for each in again] == [first.prefill] * 4
     assert all(each.cached_tokens == each.expected_tokens == 1024 for each in again)
     at_once = await asyncio.gather(*(route(choosing, prefix + ids(rng, 600)) for _ in range(10)))
     assert {each.prefill for each in at_once if each.prefill} == prefillers
