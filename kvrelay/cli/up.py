@@ -95,6 +95,8 @@ async def _serve(config: Config, view: StartupView) -> None:
             console.print(_example(cluster.url, served_name(cluster), wants_key), markup=False, soft_wrap=True)
             if config.mock.enabled:
                 console.print(_fault_example(cluster), markup=False, soft_wrap=True)
+            if config.router.replicas > 1:
+                console.print(_drain_example(cluster), markup=False, soft_wrap=True)
             console.print("\nCtrl-C ends it.")
             await cluster.wait()
 
@@ -103,6 +105,12 @@ def _fault_example(cluster: LocalCluster) -> str:
     route = f"--port {cluster.config.mock.control_port} --key-file {cluster.run.key}"
     worker = "decode-0" if cluster.config.cluster.decode else "both-0"
     return f"\nWhat can go wrong:\n\n  {program()} fault {worker} hang=true {route}"
+
+
+def _drain_example(cluster: LocalCluster) -> str:
+    """Each router has to be told, so their control ports have to be known."""
+    routers = " ".join(f"--router {control}" for control in cluster.controls)
+    return f"\nTo empty a worker:\n\n  {program()} drain WORKER --key-file {cluster.run.key} {routers}"
 
 
 def _show_run_dir(path: Path) -> None:

@@ -102,6 +102,11 @@ class LocalCluster:
         return self._members["router"].url
 
     @property
+    def controls(self) -> list[str]:
+        """Where operators reach each router."""
+        return [member.control for member in self._members.values() if member.kind is Kind.ROUTER]
+
+    @property
     def workers(self) -> list[WorkerView]:
         return [
             WorkerView(name=member.name, role=member.role, pid=self._children[member.name].pid, url=member.url)

@@ -12,7 +12,7 @@ from kvrelay.channel import reachable
 from kvrelay.config import Config, MockConfig
 from kvrelay.deploy import cores
 from kvrelay.deploy.mock.roster import mock_names
-from kvrelay.deploy.ports import CONTROL_PORT, free_port, require_free
+from kvrelay.deploy.ports import CONTROL_PORT, free_port, next_free, require_free
 from kvrelay.errors import Misconfigured
 from kvrelay.types import Role, Value
 
@@ -174,9 +174,11 @@ def _store(config: Config, run: RunDir, name: str, controls: tuple[str, ...]) ->
 
 
 def _routers(config: Config, run: RunDir, model: Path) -> list[Member]:
-    """All serve at one port; each has a control port of its own, the first one that of the configuration."""
+    """All serve at one port; each has a control port of its own: that of the configuration, and free ones after it."""
     router = config.router
-    ports = [router.control_port, *(free_port(router.control_host) for _ in range(router.replicas - 1))]
+    ports = [router.control_port]
+    while len(ports) < router.replicas:
+        ports.append(next_free(router.control_host, ports[-1]))
     return [
         Member(
             name=f"router-{number}" if number else "router",

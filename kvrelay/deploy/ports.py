@@ -26,6 +26,14 @@ def free_port(host: str = "127.0.0.1") -> int:
     raise Misconfigured(f"no free TCP port between {_FIRST} and {_LAST} on {host}")
 
 
+def next_free(host: str, port: int) -> int:
+    """The first port after ``port`` that nothing listens on now. Raises ``Misconfigured`` when none is near."""
+    for candidate in range(port + 1, min(port + _TRIES, 1 << 16)):
+        if is_free(host, candidate):
+            return candidate
+    raise Misconfigured(f"no free TCP port between {port} and {port + _TRIES} on {host}")
+
+
 def is_free(host: str, port: int) -> bool:
     return _refusal(host, port) is None
 

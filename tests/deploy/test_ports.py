@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from kvrelay.channel import bind_tcp
-from kvrelay.deploy.ports import free_port, holder, is_free, require_free
+from kvrelay.deploy.ports import free_port, holder, is_free, next_free, require_free
 from kvrelay.errors import Misconfigured
 
 
@@ -62,3 +62,13 @@ def test_a_port_is_shared_only_among_those_that_say_so() -> None:
         bind_tcp("127.0.0.1", port, shared=True).close()
     with bind_tcp("127.0.0.1", 0) as alone, pytest.raises(Misconfigured, match="in use"):
         require_free("127.0.0.1", alone.getsockname()[1], "--port", shared=True)
+
+
+def test_the_next_free_port_passes_over_those_that_are_taken() -> None:
+    sock, port = listening()
+    with sock:
+        found = next_free("127.0.0.1", port - 1)
+    assert found > port
+    assert is_free("127.0.0.1", found)
+    with pytest.raises(Misconfigured, match="no free TCP port"):
+        next_free("127.0.0.1", 65535)
