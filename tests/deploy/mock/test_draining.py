@@ -118,7 +118,9 @@ async def test_what_a_draining_worker_has_left_is_counted_until_it_is_done(mocks
     assert {(await mocks.ask(prompt(number)))["decode_worker"] for number in range(4, 12)} == set(DECODES)
 
 
-async def test_streams_go_on_elsewhere_from_their_pages_when_the_deadline_is_over(mocks: Mocks, tmp_path: Path) -> None:
+async def test_streams_go_on_elsewhere_without_much_to_compute_when_the_deadline_is_over(
+    mocks: Mocks, tmp_path: Path
+) -> None:
     write_secret(tmp_path / "key", KEY.decode())
     mocks.suffer(*DECODES, slow=40.0)
     streams = [asyncio.create_task(mocks.stream(prompt(number), 150)) for number in range(4)]
@@ -133,7 +135,8 @@ async def test_streams_go_on_elsewhere_from_their_pages_when_the_deadline_is_ove
         assert await stream == (mocks.answer(prompt(number), 150), b"data: [DONE]")
     moved = [resumption for timeline in _timelines(mocks) for resumption in timeline.resumptions]
     assert {(each.reason, each.lost_worker, each.worker) for each in moved} == {("drained", "decode-0", "decode-1")}
-    assert all(each.cached_tokens >= 640 for each in moved), "nobody computed the prompt again"
+    # Pages are loaded, unless to compute them (10 ms on the simulated device) is foretold to take less.
+    assert [each for each in moved if each.cached_tokens < 640 and each.prefill_s > 0.015] == []
 
 
 def _written(mocks: Mocks) -> list[int]:
