@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import datetime
 import json
 import os
 import signal
@@ -20,10 +19,10 @@ from typing import Any, NamedTuple
 
 from benchmarks import exposed, interference, load, overhead, shaped, store, wire
 from benchmarks.handoff_table import render, rows
-from benchmarks.machine import describe
 from benchmarks.peers.environment import NIXL, peer_python
 from benchmarks.peers.nixl import Direction, nixl
 from benchmarks.progress import Say, say_with_clock
+from benchmarks.results_file import keep, read
 from benchmarks.split import Split, config, kvrelay
 from kvrelay.types import Value
 
@@ -160,19 +159,13 @@ def plan(names: Sequence[str], size: Size, results: Path) -> str:
 
 def run(names: list[str], size: Size, results: Path) -> dict[str, Any]:
     """Run the stages and merge what they find into ``results``."""
-    found: dict[str, Any] = json.loads(results.read_text()) if results.exists() else {}
     for name in names:
         say = say_with_clock(name)
         say("starting")
         begin_s = time.monotonic()
         figures = asyncio.run(STAGES[name].run(size, say))
-        took_s = round(time.monotonic() - begin_s)
-        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        found["machine"] = describe()
-        found[name] = {"measured": now, "took_s": took_s, **figures}
-        results.parent.mkdir(exist_ok=True)
-        results.write_text(json.dumps(found, indent=1) + "\n")
-    return found
+        keep(results, name, {"took_s": round(time.monotonic() - begin_s), **figures})
+    return read(results)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -10,20 +10,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import datetime
-import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from benchmarks import load
 from benchmarks.handoff_table import Row, render
-from benchmarks.machine import describe
 from benchmarks.peers.colocated import SMALL_BUDGET_TOKENS, VLLM_BUDGET_TOKENS, colocated
 from benchmarks.peers.nixl import Direction, nixl
 from benchmarks.progress import Say, say_with_clock
+from benchmarks.results_file import Found, keep, read
 from benchmarks.split import config, kvrelay
 from kvrelay.config import RouterConfig
 
@@ -32,7 +29,6 @@ QUICK_RESULTS = Path(__file__).parent / "results" / "mixed-quick.json"
 LOAD_S, QUICK_LOAD_S = 75.0, 30.0
 OURS = "kvrelay"
 
-Found = dict[str, Any]
 Started = Callable[[Say], contextlib.AbstractAsyncContextManager[load.Service]]
 
 
@@ -87,14 +83,9 @@ def _peers(figures: dict[str, float], unit: str) -> str:
 
 def run(names: Sequence[str], load_s: float, results: Path) -> Found:
     """Run the stages and merge what they find into ``results``."""
-    found: Found = json.loads(results.read_text()) if results.exists() else {}
     for name in names:
-        figures = asyncio.run(_stage(name, load_s))
-        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        found |= {"machine": describe(), name: {"measured": now, **figures}}
-        results.parent.mkdir(exist_ok=True)
-        results.write_text(json.dumps(found, indent=1) + "\n")
-    return found
+        keep(results, name, asyncio.run(_stage(name, load_s)))
+    return read(results)
 
 
 async def _stage(name: str, load_s: float) -> Found:

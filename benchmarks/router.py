@@ -11,15 +11,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import datetime
-import json
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-from benchmarks.machine import describe
 from benchmarks.peers import dynamo_frontend, vllm_router
 from benchmarks.progress import Say, say_with_clock
+from benchmarks.results_file import Found, keep, read
 from benchmarks.routers import enclosure, measure, mocks_alone
 from benchmarks.routers.ours import COLOCATED, kvrelay
 from benchmarks.routers.subject import STREAM_TICK_S, Subject
@@ -33,7 +30,6 @@ RESULTS = Path(__file__).parent / "results" / "router.json"
 QUICK_RESULTS = Path(__file__).parent / "results" / "router-quick.json"
 MEMORY_STEPS = 5
 
-Found = dict[str, Any]
 Started = Callable[[float], contextlib.AbstractAsyncContextManager[Subject]]
 """A router whose mocks stream with so many seconds between two chunks; 0: at once."""
 
@@ -157,14 +153,9 @@ STAGES: dict[str, Callable[[Bench], Awaitable[Found]]] = {
 
 def run(names: Sequence[str], size: Size, results: Path) -> Found:
     """Run the stages and merge what they find into ``results``."""
-    found: Found = json.loads(results.read_text()) if results.exists() else {}
     for name in names:
-        figures = asyncio.run(_stage(name, size))
-        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        found |= {"machine": describe(), name: {"measured": now, **figures}}
-        results.parent.mkdir(exist_ok=True)
-        results.write_text(json.dumps(found, indent=1) + "\n")
-    return found
+        keep(results, name, asyncio.run(_stage(name, size)))
+    return read(results)
 
 
 async def _stage(name: str, size: Size) -> Found:
