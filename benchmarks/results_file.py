@@ -14,7 +14,8 @@ Found = dict[str, Any]
 
 def read(results: Path) -> Found:
     """What is known so far, by stage."""
-    return json.loads(results.read_text()) if results.exists() else {}  # type: ignore[no-any-return]
+    known: Found = json.loads(results.read_text()) if results.exists() else {}
+    return known
 
 
 def keep(results: Path, stage: str, figures: Found) -> Found:

@@ -14,7 +14,7 @@ from kvrelay.errors import KvrelayError, Lost, Malformed
 from kvrelay.policy.recover import Manner
 from kvrelay.router import sse
 from kvrelay.router.replayed import ReplayedText
-from kvrelay.router.rest import Part, RestOfText
+from kvrelay.router.rest import Differs, Part, RestOfText
 from kvrelay.router.resumable import Remains
 from kvrelay.router.tap import Tap
 from kvrelay.router.tokens import Tokens
@@ -40,7 +40,7 @@ class Text(Protocol):
         """The stop string that ended it, of which the second worker does not know."""
 
     def read(self, ids: Sequence[int], said: str, reason: str | None) -> Part | None:
-        """What of an event is new; None: nothing. Raises ``Malformed``."""
+        """What of an event is new; None: nothing. Raises ``Differs``."""
 
 
 class RestOfChoice:
@@ -89,6 +89,8 @@ class RestOfChoice:
         delta = choice.get("delta")
         if delta is not None and not ids and reason is None and self._log.begun:
             return b""  # a chat's first event, which tells the role
+        if self._remains.manner is Manner.CONTINUE and not _is_plain(choice):
+            raise Differs("the rest of an answer is more than text, and its beginning was taken for text alone")
         part = self._text.read(ids, _said(choice), reason)
         if part is None:
             return b""
@@ -134,9 +136,9 @@ def _said(choice: dict[str, Any]) -> str:
 
 
 def _say(choice: dict[str, Any], part: Part) -> None:
-    """Raises ``Malformed`` where half of an event is known to the client and it is more than text."""
+    """Raises ``Differs`` where half of an event is known to the client and it is more than text."""
     if part.begin and not _is_plain(choice):
-        raise Malformed("a worker cut a tool call or its reasoning into other pieces than the one before it")
+        raise Differs("a worker cut a tool call or its reasoning into other pieces than the one before it")
     if choice.get("delta") is None:
         choice["text"] = part.text
     elif part.text or "content" in choice["delta"]:

@@ -14,6 +14,7 @@ from kvrelay.identity import name_pages, root_name
 from kvrelay.policy.admit import RETRY_AFTER_S, Slo
 from kvrelay.policy.recover import Manner
 from kvrelay.protocol.feed import TransferEvent
+from kvrelay.router.defaults import Defaults
 from kvrelay.router.exchange import Exchange
 from kvrelay.router.failures import CLIENT_CLOSED
 from kvrelay.router.keys import Tenant
@@ -45,8 +46,9 @@ class Desk:
         tokens: Tokens,
         *,
         resumes: bool = True,
+        defaults: Defaults | None = None,
     ) -> None:
-        """``resumes``: answers whose D is lost go on from another one."""
+        """``resumes``: answers whose D is lost go on from another one. ``defaults``: the model's own."""
         self._switchboard = switchboard
         self._brain = brain
         self._upstream = upstream
@@ -54,6 +56,7 @@ class Desk:
         self._clock = clock
         self._tokens = tokens
         self._resumes = resumes
+        self._defaults = defaults or Defaults()
         self._open: dict[str, Exchange] = {}
         self._turn = 0
         self._looked_s = 0.0
@@ -100,7 +103,7 @@ class Desk:
             request_id=request_id,
             model=worker.model,
             prompt_tokens=prompts.lengths,
-            max_tokens=sequences * request.room_tokens(max(prompts.lengths), context_tokens),
+            max_tokens=sequences * self._room_tokens(request, max(prompts.lengths), context_tokens),
             page_names=self._name(worker.model, tenant.salt, context_tokens, prompts.ids),
         )
         ask = Ask(
@@ -134,12 +137,16 @@ class Desk:
     def _remains(
         self, request: ClientRequest, ask: Ask, prompts: Prompts, salt: str, worker: WorkerInfo
     ) -> Remains | None:
-        manner = manner_of(request, has_ids=bool(prompts.ids), replays=worker.engine.replays)
+        manner = manner_of(request, self._defaults, has_ids=bool(prompts.ids), replays=worker.engine.replays)
         if not self._resumes or manner not in (Manner.CONTINUE, Manner.REPLAY):
             return None
         context_tokens = worker.engine.max_model_len
         name = functools.partial(self._name, worker.model, salt, context_tokens)
-        return Remains(request, ask, prompts.ids, context_tokens, name, manner)
+        limits = [self._room_tokens(request, len(ids), context_tokens) for ids in prompts.ids]
+        return Remains(request, ask, prompts.ids, limits, name, manner)
+
+    def _room_tokens(self, request: ClientRequest, prompt_tokens: int, context_tokens: int) -> int:
+        return request.room_tokens(prompt_tokens, context_tokens, self._defaults.max_new_tokens)
 
     def _name(self, model: str, salt: str, context_tokens: int, prompts: list[list[int]]) -> tuple[PromptNames, ...]:
         """Page names of each prompt as engines will name them; none for prompts that they will refuse."""

@@ -33,10 +33,8 @@ def decode_body(
     request: ClientRequest, order: DecodeOrder, prompts: list[list[int]], salt: str, *, journaled: bool = False
 ) -> bytes:
     """The client's body with token ids instead of text, so that the prompt is tokenised once."""
-    leg = DecodeLeg(transfers=list(order.transfers), home=order.home, page_dtypes=list(order.page_dtypes))
-    params = handoff_params(leg)
-    body = request.body | _salted(near_salt(salt) if leg.page_dtypes else salt) | {"kv_transfer_params": params}
-    body |= _told(journaled)
+    params = _loads(order)
+    body = request.body | _read_with(order, salt) | {"kv_transfer_params": params} | _told(journaled)
     if keeps_text(request):
         return msgspec.json.encode(body)
     if request.kind is Kind.CHAT:
@@ -61,9 +59,13 @@ def rest_body(
     request: ClientRequest, order: DecodeOrder, ids: list[int], salt: str, *, written: int, room_tokens: int
 ) -> bytes:
     """One choice from the cut on: ``ids`` are its prompt and the ``written`` tokens of its answer."""
-    params = handoff_params(DecodeLeg(transfers=list(order.transfers), home=order.home))
+    params = _loads(order)
     body = {key: value for key, value in request.body.items() if key not in _OF_THE_WHOLE}
-    body |= _salted(salt) | _told(True) | {"stream": True, "max_tokens": room_tokens, "kv_transfer_params": params}
+    body |= (
+        _read_with(order, salt)
+        | _told(True)
+        | {"stream": True, "max_tokens": room_tokens, "kv_transfer_params": params}
+    )
     least = body.pop("min_tokens", None)
     if isinstance(least, int) and least > written:
         body["min_tokens"] = least - written
@@ -78,9 +80,9 @@ def replay_body(
     request: ClientRequest, order: DecodeOrder, prompt: list[int], salt: str, *, written: list[int], choice: int
 ) -> bytes:
     """Choice number ``choice`` of a prompt once more, as it was asked; it begins with the tokens ``written``."""
-    params = handoff_params(DecodeLeg(transfers=list(order.transfers), home=order.home))
+    params = _loads(order)
     body = {key: value for key, value in request.body.items() if key not in _REPLAYED_WITHOUT}
-    body |= _salted(salt) | _told(True) | {"stream": True, "kv_transfer_params": params}
+    body |= _read_with(order, salt) | _told(True) | {"stream": True, "kv_transfer_params": params}
     body["vllm_xargs"] = {REPLAY_KEY: written}
     if isinstance(seed := body.get("seed"), int):
         body["seed"] = seed + choice  # so does vLLM: each choice has a generator of its own
@@ -89,6 +91,18 @@ def replay_body(
     else:
         body["prompt"] = prompt
     return msgspec.json.encode(body)
+
+
+def _loads(order: DecodeOrder) -> dict[str, object]:
+    """What D is to know of its pages."""
+    return handoff_params(
+        DecodeLeg(transfers=list(order.transfers), home=order.home, page_dtypes=list(order.page_dtypes))
+    )
+
+
+def _read_with(order: DecodeOrder, salt: str) -> dict[str, object]:
+    """Converted pages stay with requests that take them."""
+    return _salted(near_salt(salt) if order.page_dtypes else salt)
 
 
 def _told(journaled: bool) -> dict[str, object]:

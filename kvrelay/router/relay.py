@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Protocol
 
@@ -13,9 +14,12 @@ import msgspec
 from kvrelay.errors import KvrelayError, Lost, Malformed
 from kvrelay.router import sse
 from kvrelay.router.continuation import Continuation
+from kvrelay.router.rest import Differs
 from kvrelay.router.resumable import Remains
 from kvrelay.router.tap import Tap
 from kvrelay.router.wait import Wait
+
+log = logging.getLogger("kvrelay.router")
 
 DRAIN_S = 0.05
 _GONE = "the worker that wrote this answer is gone; send the request again"
@@ -84,6 +88,10 @@ class Relay:
             try:
                 async for block in self._next_life(reason):
                     yield block
+            except Differs as error:
+                # It is the answer's fault, not its worker's: the next one would write the same.
+                log.warning("an answer cannot go on: %s", error)
+                self._tap = None
             except (Lost, Malformed):
                 reason = "reset"
         if not self._whole and not self._failed:

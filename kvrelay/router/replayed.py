@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvrelay.errors import Malformed
 from kvrelay.fleet.journal import ChoiceLog
-from kvrelay.router.rest import Part
+from kvrelay.router.rest import Differs, Part
 
 
 class ReplayedText:
@@ -28,15 +27,15 @@ class ReplayedText:
         return f"<ReplayedText {self._seen} of {len(self._expected)} tokens again>"
 
     def read(self, ids: Sequence[int], said: str, reason: str | None) -> Part | None:
-        """What of an event is new; None: nothing. Raises ``Malformed`` when it is not what was written before."""
+        """What of an event is new; None: nothing. Raises ``Differs`` when it is not what was written before."""
         begin = min(len(ids), len(self._expected) - self._seen)
         if list(ids[:begin]) != self._expected[self._seen : self._seen + begin]:
-            raise Malformed("a worker did not write the tokens that it was to repeat")
+            raise Differs("a worker did not write the tokens that it was to repeat")
         self._seen += begin
         text = self._beyond(said)
         if self._seen < len(self._expected):
             if text or reason is not None:
-                raise Malformed("a worker's repetition is not as long as the first writing")
+                raise Differs("a worker's repetition is not as long as the first writing")
             return None
         if begin == len(ids) and not text and reason is None:
             return None
@@ -49,5 +48,5 @@ class ReplayedText:
         self._skipped += said[: self._skip_chars]
         text, self._skip_chars = said[self._skip_chars :], max(0, self._skip_chars - len(said))
         if not self._skip_chars and not self._log.matches(self._skipped):
-            raise Malformed("a worker's repetition has another text")
+            raise Differs("a worker's repetition has another text")
         return text

@@ -53,9 +53,10 @@ class ClientRequest:
         """Prompts of a completion, as texts or as token ids. Raises ``BadRequest``."""
         return _prompts(self.body.get("prompt"))
 
-    def room_tokens(self, prompt_tokens: int, context_tokens: int) -> int:
-        """Most tokens that one choice may write."""
-        default = _COMPLETION_TOKENS if self.kind is Kind.COMPLETION else context_tokens
+    def room_tokens(self, prompt_tokens: int, context_tokens: int, default_tokens: int | None = None) -> int:
+        """Most tokens that one choice may write; ``default_tokens``: of a chat that does not say, by its model."""
+        chat = context_tokens if default_tokens is None else default_tokens
+        default = _COMPLETION_TOKENS if self.kind is Kind.COMPLETION else chat
         asked = default if self.max_tokens is None else self.max_tokens
         return max(0, min(asked, context_tokens - prompt_tokens))
 

@@ -6,7 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from kvrelay.errors import Malformed
 from kvrelay.types import Value
+
+
+class Differs(Malformed):
+    """What a worker writes does not join on to what the client has. Another one would write the same."""
 
 
 class StopRules(Value, frozen=True, kw_only=True):
@@ -53,7 +58,12 @@ class RestOfText:
         return f"<RestOfText {self._tokens} tokens, {self._sent_chars} of {len(self.text)} characters sent>"
 
     def read(self, ids: Sequence[int], said: str, reason: str | None) -> Part | None:
-        """What of an event is new. What the worker ``said`` is of no use: it does not know what came before."""
+        """What of an event is new. What the worker ``said`` is of no use: it does not know what came before.
+
+        Raises ``Differs`` when it keeps the tokens of a text to itself.
+        """
+        if said and not ids:
+            raise Differs("a worker tells a text without its tokens")
         end = self.write(ids, ended_by_token=reason == "stop")
         return Part(0, end, self.take(finished=reason is not None or self.stopped_by is not None))
 

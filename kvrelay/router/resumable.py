@@ -9,6 +9,7 @@ import msgspec
 from kvrelay.fleet.flight import Ask, DecodeOrder
 from kvrelay.fleet.journal import Journal
 from kvrelay.policy.recover import Manner, manner
+from kvrelay.router.defaults import Defaults
 from kvrelay.router.legs import replay_body, rest_body
 from kvrelay.router.request import ClientRequest, Kind
 from kvrelay.router.rest import StopRules
@@ -23,29 +24,40 @@ _HARMLESS: dict[str, tuple[object, ...]] = {
     "best_of": (1,),
     "include_reasoning": (True,),
     "spaces_between_special_tokens": (True,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "bad_words": ([],),
+    "echo": (False,),
+    "suffix": ("",),
+    "use_beam_search": (False,),
+    "return_prompt_text": (False,),
 }
-"""Values that say what is meant without them, too."""
+"""Values that say what is meant without them, too. Null is one for every field; of a field that nobody knows, 0 and
+false may mean as much as any other value."""
 
 
-def set_fields(request: ClientRequest) -> set[str]:
-    """Fields of a body that make a difference."""
-    body = request.body
-    fields = {key for key, value in body.items() if value and value not in _HARMLESS.get(key, ())}
-    if body.get("seed") is not None:
-        fields.add("seed")
+def set_fields(request: ClientRequest, defaults: Defaults) -> set[str]:
+    """Fields that make a difference, those of the body and those that the model's workers take as ``defaults``."""
+    body = defaults.fields | {key: value for key, value in request.body.items() if value is not None}
+    fields = {key for key, value in body.items() if not _is_harmless(key, value)}
     if body.get("skip_special_tokens") is False and body.get("spaces_between_special_tokens") is False:
         fields.add("spaces_between_special_tokens")
     return fields
 
 
-def manner_of(request: ClientRequest, *, has_ids: bool, replays: bool = False) -> Manner:
+def _is_harmless(key: str, value: object) -> bool:
+    # By type as well: to Python 1 is True, and 0 is False.
+    return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in _HARMLESS.get(key, ()))
+
+
+def manner_of(request: ClientRequest, defaults: Defaults, *, has_ids: bool, replays: bool = False) -> Manner:
     """How the answer goes on when its D is lost. ``has_ids``: the prompt's token ids are known.
 
     ``replays``: workers can be made to write given tokens.
     """
     if not request.stream:
         return Manner.RESTART
-    return manner(set_fields(request), replays=replays) if has_ids else Manner.FAIL
+    return manner(set_fields(request, defaults), replays=replays) if has_ids else Manner.FAIL
 
 
 def stop_rules(request: ClientRequest) -> StopRules:
@@ -67,17 +79,18 @@ class Remains:
         request: ClientRequest,
         ask: Ask,
         prompts: list[list[int]],
-        context_tokens: int,
+        limits: list[int],
         name: Namer,
         manner: Manner = Manner.CONTINUE,
     ) -> None:
+        """``limits``: most tokens of each prompt's answers."""
         self.request = request
         self.manner = manner
         self.prompts = prompts
         self.rules = stop_rules(request)
         self._ask = ask
         self._name = name
-        self.limits = [request.room_tokens(len(ids), context_tokens) for ids in prompts]
+        self.limits = limits
         self.journal = Journal(len(prompts), request.choices, self.limits)
 
     def __repr__(self) -> str:

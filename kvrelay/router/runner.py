@@ -19,6 +19,7 @@ from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.health import examine
 from kvrelay.protocol.engine import engine_key
 from kvrelay.router.connection import Connection
+from kvrelay.router.defaults import Defaults, read_defaults
 from kvrelay.router.desk import Desk
 from kvrelay.router.feed import FeedServer
 from kvrelay.router.gateway import Gateway
@@ -55,18 +56,20 @@ async def run_router(
         )
         tokens = await asyncio.to_thread(load_tokens, model_path)
         stack.callback(tokens.close)
-        await Router(config, key, tokens).serve(api, control, ready)
+        defaults = read_defaults(model_path)
+        await Router(config, key, tokens, defaults).serve(api, control, ready)
 
 
 class Router:
     """The parts of one router, put together. Raises ``Misconfigured``."""
 
-    def __init__(self, config: Config, key: bytes, tokens: Tokens) -> None:
+    def __init__(self, config: Config, key: bytes, tokens: Tokens, defaults: Defaults | None = None) -> None:
         self._config = config.router
         self._keyring = Keyring(config.router.api_keys, key)
         self._promises = Promises(config, self._keyring.tenants)
         self._key = key
         self._tokens = tokens
+        self._defaults = defaults
         self._clock = time.monotonic
         self.brain = Brain(
             dead_after_s=config.cluster.dead_after_s,
@@ -100,6 +103,7 @@ class Router:
             self._switchboard,
             self._tokens,
             resumes=self._config.resume,
+            defaults=self._defaults,
         )
         self._readings.desk = desk
         async with contextlib.AsyncExitStack() as stack:

@@ -21,6 +21,7 @@ from kvrelay.config import ClusterConfig, Config, RouterConfig
 from kvrelay.protocol.engine import PrefillLeg
 from kvrelay.protocol.feed import Heartbeat, Leaving, RegisterStore, RegisterWorker, TransferEvent
 from kvrelay.protocol.message import Message
+from kvrelay.router.defaults import Defaults
 from kvrelay.router.runner import Router
 from kvrelay.router.tokens import Tokens, load_tokens
 from kvrelay.types import Role, Stage, StoreInfo, WorkerInfo
@@ -77,12 +78,13 @@ class Cluster:
     members: dict[str, Member] = field(default_factory=dict)
     url: str = ""
     control: str = ""
+    defaults: Defaults | None = None
 
     async def __aenter__(self) -> Cluster:
         self._stack = await AsyncExitStack().__aenter__()
         self.tokens: Tokens = _loaded(self.folder)
         config = Config(router=self.router_config, cluster=ClusterConfig(dead_after_s=self.dead_after_s))
-        self.router = Router(config, KEY, self.tokens)
+        self.router = Router(config, KEY, self.tokens, self.defaults)
         ready: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
         api, control = bind_tcp("127.0.0.1", 0), bind_tcp("127.0.0.1", 0)
         serving = self.router.serve(api, control, lambda url, address: ready.set_result((url, address)))

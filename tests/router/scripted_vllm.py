@@ -31,6 +31,8 @@ class Script:
     """Whoever goes on with one fails after so many of its own."""
     again_text: str = ""
     """Another text that replays write, against their orders."""
+    again_reasons: bool = False
+    """Whoever goes on with one takes its text for reasoning."""
     struck: int = 0
     prompts: list[list[int]] = field(default_factory=list)
     """Prompts without a part of an answer."""
@@ -120,6 +122,8 @@ class ScriptedVllm(FakeVllm):
         before = self._text(body, count - 1, None) if begin == 0 and count > 1 else ""
         delta = text[len(before) :] if begin == 0 else text
         said: dict[str, Any] = {"delta": {"content": delta}} if "messages" in body else {"text": delta}
+        if begin and self.script.again_reasons:
+            said = {"delta": {"reasoning": delta}}
         choice = {"index": index, **said, "logprobs": None, "finish_reason": finish, "stop_reason": reason}
         return choice | {"token_ids": [token] if body.get("return_token_ids") else None}
 

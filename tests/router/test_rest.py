@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
 
-from kvrelay.router.rest import RestOfText, StopRules
+from kvrelay.fleet.flight import DecodeOrder
+from kvrelay.identity import near_salt
+from kvrelay.router.legs import decode_body, replay_body, rest_body
+from kvrelay.router.request import Kind, parse
+from kvrelay.router.rest import Differs, RestOfText, StopRules
 from kvrelay.router.tokens import load_tokens
 
 LETTERS = dict(enumerate("abcdefgh"))
@@ -49,6 +54,29 @@ def test_no_stop_string_counts_before_the_least_number_of_tokens_nor_one_that_en
     assert text.stopped_by is None
     assert text.write([3]) == 1
     assert text.text == "xddda"
+
+
+def test_a_text_whose_tokens_nobody_tells_is_not_gone_on_with() -> None:
+    with pytest.raises(Differs, match="without its tokens"):
+        rest("xx").read([], "hidden", None)
+
+
+def test_the_rest_is_asked_for_with_the_page_types_and_the_salt_of_the_whole() -> None:
+    request = parse(Kind.COMPLETION, b'{"model": "m", "prompt": "x", "stream": true}')
+    order = DecodeOrder(worker="d", url="http://d", transfers=("t",), home="h", page_dtypes=("float32",))
+    whole = decode_body(request, order, [[1, 2]], "tenant")
+    bodies = [
+        json.loads(body)
+        for body in (
+            whole,
+            rest_body(request, order, [1, 2, 3], "tenant", written=1, room_tokens=9),
+            replay_body(request, order, [1, 2], "tenant", written=[3], choice=0),
+        )
+    ]
+    legs = [body["kv_transfer_params"]["kvrelay"] for body in bodies]
+    assert legs == [legs[0]] * 3
+    assert legs[0]["page_dtypes"] == ["float32"]
+    assert [body["cache_salt"] for body in bodies] == [near_salt("tenant")] * 3
 
 
 @pytest.mark.parametrize("cut", range(1, 12))

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 from kvrelay.config import RouterConfig
 from kvrelay.fleet.flight import Plan, PullPages
 from kvrelay.protocol.feed import PushOrder
+from kvrelay.router.defaults import Defaults
 from kvrelay.types import Role
 from tests.fleet.values import fingerprint, store
 from tests.router.cluster import Cluster, until
@@ -160,6 +161,23 @@ async def test_limits_count_what_was_written_before(fleet: Fleet) -> None:
     assert rest["max_tokens"] == 7
 
 
+async def test_the_rest_obeys_what_the_model_itself_says_of_requests(model_folder: Path) -> None:
+    async with running(model_folder, defaults=Defaults(max_new_tokens=12)) as fleet:
+        fleet.script.after = 5
+        cut = await fleet.ask(messages=CHAT, max_tokens=None)
+        assert (cut.texts, cut.finishes) == ({0: fleet.script.visible(12)}, {0: ["length"]})
+    async with running(model_folder, defaults=Defaults(presence_penalty=0.5)) as fleet:
+        fleet.script.after = 4
+        assert b'"code":502' in (await fleet.ask()).last, "it has a state, though the client asked for none"
+
+
+async def test_a_rest_that_is_more_than_text_is_not_gone_on_with(fleet: Fleet) -> None:
+    fleet.script.after, fleet.script.again_reasons = 4, True
+    cut = await fleet.ask(messages=CHAT)
+    assert b'"code":502' in cut.last
+    assert b"reasoning" not in cut.raw
+
+
 async def test_an_answer_outlives_several_losses(fleet: Fleet) -> None:
     fleet.script.after, fleet.script.again_after = 3, 9
     cut = await fleet.ask(**USAGE)
@@ -185,7 +203,9 @@ async def test_when_all_are_gone_the_answer_ends_in_an_error_and_without_done(fl
     assert await fleet.resumes("failed") == 2
 
 
-@pytest.mark.parametrize("body", [{"seed": 0}, {"presence_penalty": 0.5}, {"echo": True}, {"a_new_field": 1}])
+@pytest.mark.parametrize(
+    "body", [{"seed": 0}, {"presence_penalty": 0.5}, {"echo": True}, {"a_new_field": 0}, {"include_reasoning": False}]
+)
 async def test_where_workers_cannot_replay_what_has_a_state_ends_in_an_error(
     fleet: Fleet, body: dict[str, Any]
 ) -> None:
@@ -230,11 +250,19 @@ async def test_each_choice_is_replayed_with_the_seed_that_it_had(model_folder: P
 
 
 async def test_a_replay_that_writes_something_else_is_not_passed_on(model_folder: Path) -> None:
-    async with running(model_folder, replays=True) as fleet:
+    async with running(model_folder, 3, replays=True) as fleet:
         fleet.script.after, fleet.script.again_text = 6, "one two, something else altogether"
         cut = await fleet.ask(seed=1)
         assert b'"code":502' in cut.last
         assert TEXT.startswith(cut.texts[0])
+        replays = [body for fake in fleet.cluster.workers.values() for body in fake.bodies() if "vllm_xargs" in body]
+        assert len(replays) == 1, "a third worker would write the same"
+
+
+async def test_fields_that_say_what_is_meant_anyway_do_not_keep_an_answer_from_going_on(fleet: Fleet) -> None:
+    fleet.script.after = 4
+    cut = await fleet.ask(seed=None, presence_penalty=0, frequency_penalty=0.0, echo=False, logprobs=None)
+    assert (cut.texts, cut.last) == ({0: TEXT}, b"data: [DONE]")
 
 
 async def test_answers_do_not_go_on_where_that_is_switched_off(model_folder: Path) -> None:
