@@ -165,13 +165,16 @@ def _arena(found: Figures) -> Iterator[Row]:
             target=">= 0.6",
             met=share >= 0.6,
         )
-    yield Row(
-        what="exists, 200 names, local",
-        peer="-",
-        ours=f"{figures['exists_ms']:.3f} ms",
-        target="<= 0.3 ms",
-        met=figures["exists_ms"] <= 0.3,
-    )
+    for where, most_ms in (("exists", 0.3), ("exists_remote", 0.5)):
+        taken_ms = figures.get(f"{where}_ms")
+        if taken_ms is not None:
+            yield Row(
+                what=f"exists, 200 names, {'local' if where == 'exists' else 'another store over TCP, loopback'}",
+                peer="-",
+                ours=f"{taken_ms:.3f} ms",
+                target=f"<= {most_ms:g} ms",
+                met=taken_ms <= most_ms,
+            )
 
 
 _LEAST_GB_PER_S = {"64 MB": ("tcp, one stream", 2.5), "1,024 x 16 KiB": ("tcp", 1.5)}

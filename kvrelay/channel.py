@@ -13,7 +13,7 @@ import os
 import secrets
 import socket
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable
 from pathlib import Path
 from typing import TypeVar
 
@@ -82,14 +82,26 @@ async def _dial(address: str | Path) -> socket.socket:
     return sock
 
 
-async def _introduce(channel: Channel, key: bytes, sender: str, purpose: str) -> None:
+def introduction(key: bytes, sender: str, purpose: str) -> Generator[Message, Message, str]:
+    """The caller's part of the handshake: it yields what is to be said, takes what is answered, returns who answers.
+
+    Raises ``Refused``, ``Malformed``.
+    """
     hello = Hello(version=WIRE_VERSION, purpose=purpose, sender=sender, nonce=secrets.token_bytes(16))
-    await channel.send(hello)
-    challenge = await expect(channel, Challenge)
+    challenge = expected((yield hello), Challenge)
     check_proof(key, "server", hello.nonce, challenge.nonce, challenge.proof)
-    await channel.send(Proof(proof=prove(key, "client", hello.nonce, challenge.nonce)))
-    welcome = await expect(channel, Welcome)
-    channel.peer, channel.purpose = welcome.receiver, purpose
+    return expected((yield Proof(proof=prove(key, "client", hello.nonce, challenge.nonce))), Welcome).receiver
+
+
+async def _introduce(channel: Channel, key: bytes, sender: str, purpose: str) -> None:
+    steps = introduction(key, sender, purpose)
+    try:
+        said = next(steps)
+        while True:
+            await channel.send(said)
+            said = steps.send(await channel.recv())
+    except StopIteration as end:
+        channel.peer, channel.purpose = end.value, purpose
 
 
 async def welcome(sock: socket.socket, key: bytes, *, receiver: str, purposes: frozenset[str]) -> Channel:
@@ -126,7 +138,11 @@ async def _admit(channel: Channel, key: bytes, receiver: str, purposes: frozense
 
 async def expect(channel: Channel, kind: type[M]) -> M:
     """Receive one message that must be a ``kind``. Raises what ``Rejected`` says, ``Malformed`` on another."""
-    message = await channel.recv()
+    return expected(await channel.recv(), kind)
+
+
+def expected(message: Message, kind: type[M]) -> M:
+    """``message``, if it is a ``kind``. Raises what ``Rejected`` says, ``Malformed`` on another."""
     if isinstance(message, Rejected):
         raise answered(message.code, message.reason)
     if not isinstance(message, kind):

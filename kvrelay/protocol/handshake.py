@@ -15,9 +15,9 @@ from kvrelay.protocol.message import Message
 class Hello(Message, frozen=True, kw_only=True):
     version: int
     purpose: str
-    """``client`` (a worker or script at its node's store), ``peer`` (store to store), ``data`` (a peer's second link,
-    for payload), ``map`` (a peer of the same machine that maps an arena), ``feed`` (a
-    member's to a router), ``operator`` (a command's to a router)."""
+    """``client`` (a worker or script at its node's store), ``inquiry`` (a script's to any store: what is there?),
+    ``peer`` (store to store), ``data`` (a peer's second link, for payload), ``map`` (a peer of the same machine that
+    maps an arena), ``feed`` (a member's to a router), ``operator`` (a command's to a router)."""
     sender: str
     nonce: bytes
 

@@ -19,8 +19,6 @@ from kvrelay.protocol.client import (
     Acquired,
     Allocate,
     Announce,
-    Describe,
-    Described,
     Existing,
     Exists,
     Granted,
@@ -37,6 +35,7 @@ from kvrelay.store.arena import Arena
 from kvrelay.store.attachment import Attachment
 from kvrelay.store.bulk import NamedPayload, put_pages, read_pages, wait
 from kvrelay.store.copying import read_page, read_page_into
+from kvrelay.store.inquiry import Inquiry
 from kvrelay.store.refill import Refill
 from kvrelay.store.stock import SlotStock
 from kvrelay.types import PageFormat, PageName, SlotRef, Stage
@@ -64,6 +63,11 @@ class StoreClient:
         self._thread = threading.Thread(target=self._work, name=f"store-client {owner}", daemon=True)
         self._stop = asyncio.Event()
         self._is_over = False
+        self._inquiry = Inquiry(socket_path, key, sender=owner)
+        self._posted: Message | None = None
+        """The last one-way message."""
+        self._taken: Message | None = None
+        """The last one that the store is known to have taken."""
         self.problem = "not started"
         """Why there is no link at the moment; empty while attached."""
 
@@ -77,6 +81,7 @@ class StoreClient:
 
     def close(self) -> None:
         """End the link and the thread."""
+        self._inquiry.close()
         if self._thread.ident is None:
             self._loop.close()
         elif self._thread.is_alive():
@@ -98,8 +103,7 @@ class StoreClient:
     def take_slots(self, count: int) -> list[SlotRef]:
         """Up to ``count`` empty slots to write into, each to be announced once; fewer when out."""
         slots = self._stock.take(count)
-        if self._stock.is_low:
-            self._on_loop(self._poke)
+        self._restock()
         return slots
 
     def give_back(self, slots: Sequence[SlotRef]) -> None:
@@ -158,11 +162,11 @@ class StoreClient:
 
     def exists(self, names: Sequence[PageName]) -> list[bool]:
         """Which pages are complete in the store. Raises ``Lost``."""
-        return wait(self._ask(lambda id: Exists(id=id, names=list(names)), Existing)).present
+        return self._informed().exists(names)
 
     def describe(self) -> dict[str, int]:
         """The store's counters. Raises ``Lost``."""
-        return wait(self._ask(lambda id: Describe(id=id), Described)).counts
+        return self._informed().describe()
 
     def put(self, name: PageName, payload: bytes | memoryview, tokens: int) -> None:
         """Store one page: per layer and KV head K, then V of ``tokens`` tokens. Everybody finds it once this returns.
@@ -174,8 +178,11 @@ class StoreClient:
     def put_many(self, pages: Sequence[NamedPayload]) -> None:
         """``put`` for the pages of one prompt, in its order: later ones are evicted before earlier ones."""
         arena = self._mapped()
-        put_pages(self, arena, self._slots(len(pages)), pages)
-        self.exists([])  # messages are taken in order: once this is answered, the announcements were
+        try:
+            put_pages(self, arena, self._slots(len(pages)), pages)
+            self._informed()
+        finally:
+            self._restock()  # not before: it takes the interpreter, and the memory's bandwidth, from the copies
 
     def get(self, name: PageName) -> bytes | None:
         """A verified copy of a page, None when it is not here or not whole. Raises ``Lost``."""
@@ -198,6 +205,18 @@ class StoreClient:
             )
         ]
 
+    def _informed(self) -> Inquiry:
+        """Whom to ask, once the store has taken all that was posted: questions have a link of their own.
+
+        On the other one messages are taken in order: once the last of them is answered, those before it were taken.
+        """
+        self._mapped()
+        posted = self._posted
+        if posted is not self._taken:
+            wait(self._ask(lambda id: Exists(id=id, names=[]), Existing))
+            self._taken = posted
+        return self._inquiry
+
     def _mapped(self) -> Arena:
         arena = self.arena
         if arena is None:
@@ -205,7 +224,7 @@ class StoreClient:
         return arena
 
     def _slots(self, count: int) -> list[SlotRef]:
-        slots = self.take_slots(count)
+        slots = self._stock.take(count)
         lacking = count - len(slots)
         if lacking:
             granted = self._ask(lambda id: Allocate(id=id, count=lacking), Granted)
@@ -248,12 +267,17 @@ class StoreClient:
         attachment = self._attachment
         if attachment:
             self._on_loop(lambda: attachment.post(message))
+            self._posted = message  # not before: who sees it here may rely on its being on its way
 
     def _on_loop(self, call: Callable[[], None], otherwise: Callable[[], None] = lambda: None) -> None:
         try:
             self._loop.call_soon_threadsafe(call)
         except RuntimeError:  # the loop is closed
             otherwise()
+
+    def _restock(self) -> None:
+        if self._stock.is_low:
+            self._on_loop(self._poke)
 
     def _poke(self) -> None:
         if self._refill is not None:

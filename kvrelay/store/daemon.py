@@ -22,6 +22,7 @@ from kvrelay.errors import Lost, Misconfigured
 from kvrelay.feed import Feed
 from kvrelay.protocol.feed import Heartbeat, Neighbours, PushOrder, RegisterStore
 from kvrelay.protocol.message import Message
+from kvrelay.store.answers import Answers
 from kvrelay.store.codecs import Codecs, check_codecs
 from kvrelay.store.inbound import Inbound
 from kvrelay.store.keeper import Keeper, incarnation
@@ -90,9 +91,11 @@ class StoreDaemon:
     async def run(self, local: socket.socket, remote: socket.socket, ready: Callable[[StoreInfo], None]) -> None:
         """Serve until cancelled, or until one of its tasks dies: a half-dead store must not look alive."""
         reception = Reception(self.keeper.room, local.getsockname(), self._probes, self._agent)
+        asked = {"inquiry": Answers(self.keeper, self.peers, self._loop.time).serve}
+        served = {"peer": partial(self._serve_peer, reception), "data": reception.serve_data}
         self._listeners = [
-            self._listener(local, {"client": self._serve_client, "map": reception.serve_map}),
-            self._listener(remote, {"peer": partial(self._serve_peer, reception), "data": reception.serve_data}),
+            self._listener(local, {"client": self._serve_client, "map": reception.serve_map} | asked),
+            self._listener(remote, served | asked),
         ]
         try:
             async with self._tasks:

@@ -14,8 +14,6 @@ from kvrelay.protocol.client import (
     Attach,
     Attached,
     Describe,
-    Described,
-    Existing,
     Exists,
     Granted,
     Milestone,
@@ -26,6 +24,7 @@ from kvrelay.protocol.client import (
 )
 from kvrelay.protocol.handshake import Rejected
 from kvrelay.protocol.message import Message
+from kvrelay.store.answers import Answers
 from kvrelay.store.keeper import Keeper
 from kvrelay.store.peers import Peers
 from kvrelay.store.shelf import Shelf
@@ -49,6 +48,7 @@ class Session:
         self._link = link
         self._keeper = keeper
         self._peers = peers
+        self._answers = Answers(keeper, peers, clock)
         self._clock = clock
         self._watch = watch
         self._owner = ""
@@ -114,10 +114,8 @@ class Session:
                 case Acquire():
                     self._attached()
                     return self._keeper.acquire(self._writer, message, now)
-                case Exists():
-                    return Existing(id=message.id, present=self._keeper.exists(message.names, now))
-                case Describe():
-                    return Described(id=message.id, counts=self._keeper.describe(), links=self._peers.reports)
+                case Exists() | Describe():
+                    return self._answers.to(message)
         except Overloaded as error:
             return _rejected(message.id, error)
 
