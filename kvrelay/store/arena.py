@@ -260,10 +260,10 @@ class Arena:
         """``set_state`` for many slots at once."""
         self._state[slots] = state
 
-    def vacate(self, slot: int) -> None:
-        """Make every reference to the slot stale, then free it."""
-        self._generation[slot] += 1
-        self._state[slot] = SlotState.FREE
+    def vacate(self, slots: int | list[int]) -> None:
+        """Make every reference to a slot, or to each of several, stale, then free it."""
+        self._generation[slots] += 1
+        self._state[slots] = SlotState.FREE
 
     @property
     def address(self) -> int:

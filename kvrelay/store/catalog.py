@@ -38,8 +38,8 @@ class Catalog:
         """Given-up pages, and whole ones that another copy came before, whose slot somebody may still touch."""
         self.on_complete: Callable[[list[Page]], None] = lambda pages: None
         self.on_failed: Callable[[Page], None] = lambda page: None
-        self.on_gone: Callable[[Page], None] = lambda page: None
-        """A page that was complete is found no more."""
+        self.on_gone: Callable[[list[Page]], None] = lambda pages: None
+        """Pages that were complete are found no more."""
         self._slots: defaultdict[Shelf, dict[int, Page]] = defaultdict(dict)
         """Every announced page by its slot, until that is free."""
         self._filling: dict[Shelf, Filling] = {}
@@ -61,7 +61,7 @@ class Catalog:
 
     def take(self, shelf: Shelf, count: int, now: float) -> list[SlotRef]:
         """``grant`` for pages that begin at once, with ``receive``."""
-        return self.room.take(shelf, count, lambda: self._evict(now))
+        return self.room.take(shelf, count, lambda lacking: self._evict(shelf, lacking, now))
 
     def announce(self, writer: Writer, new: NewPage, parent: Page | None, now: float) -> Page | None:
         """A granted slot starts to be filled as ``new``. None, and counted, when it was not granted to ``writer``."""
@@ -146,7 +146,7 @@ class Catalog:
         self.failed[page] = None
         self.counts.add("pages_damaged")
         if self.copies.found.get(page.name) is page:
-            self.on_gone(page)
+            self.on_gone([page])
         self._replace(page)
 
     def keep(self, pages: Iterable[Page], now: float) -> None:
@@ -175,7 +175,7 @@ class Catalog:
         untouched = [page for page in self.failed if page.free_at <= now and page.pins == 0]
         for page in untouched:
             del self.failed[page]
-            self._free(page)
+        self._free(untouched)
         return len(untouched)
 
     # ------------------------------------------------------------ reading
@@ -223,7 +223,8 @@ class Catalog:
             self.copies.remove(page)
             self.failed[page] = None
         else:
-            self._drop(page)
+            self.copies.remove(page)
+            self._free([page])
         return self.copies.found.get(page.name) is page
 
     def _replace(self, page: Page) -> None:
@@ -233,26 +234,36 @@ class Catalog:
         if spare is not None and page.name not in self.copies.found:
             self.copies.promote(spare)
 
-    def _drop(self, page: Page) -> None:
-        if self.copies.found.get(page.name) is page:
-            self.on_gone(page)
-        self.copies.remove(page)
-        self._free(page)
+    def _free(self, pages: list[Page]) -> None:
+        slots: dict[Shelf, list[int]] = {}
+        for page in pages:
+            page.state = SlotState.FREE
+            self._slots[page.shelf].pop(page.ref.slot, None)
+            slots.setdefault(page.shelf, []).append(page.ref.slot)
+        for shelf, freed in slots.items():
+            shelf.free(freed)
 
-    def _free(self, page: Page) -> None:
-        page.state = SlotState.FREE
-        self._slots[page.shelf].pop(page.ref.slot, None)
-        page.shelf.free(page.ref.slot)
+    def _evict(self, shelf: Shelf, most: int, now: float) -> bool:
+        """Free up to ``most`` slots of ``shelf``, in the order of eviction, or the first one if it is of another shelf.
 
-    def _evict(self, now: float) -> bool:
+        Many at a time: a full store makes room for every page that it takes in.
+        """
         if self.sweep(now):
             return True
-        page = self._order.first(now)
-        if page is None:
-            return False
-        self._drop(page)
-        self.counts.add("pages_evicted")
-        return True
+        gone: list[Page] = []
+        while len(gone) < most and (page := self._order.first(now)) is not None:
+            if page.shelf is not shelf and gone:
+                break
+            self.copies.remove(page)  # its parent may be the next
+            page.state = SlotState.FREE
+            gone.append(page)
+            if page.shelf is not shelf:
+                break
+        if gone:
+            self.on_gone(gone)
+            self._free(gone)
+            self.counts.add("pages_evicted", len(gone))
+        return bool(gone)
 
     # ------------------------------------------------------------ checks
 

@@ -36,6 +36,8 @@ from kvrelay.types import StoreInfo, Transport
 
 _log = logging.getLogger(__name__)
 
+Serve = Mapping[str, Callable[[Channel], Awaitable[None]]]
+"""Who serves a link, by its purpose."""
 TICK_S = 0.5
 """How late a lease, a transfer or a failed slot may end."""
 
@@ -91,12 +93,14 @@ class StoreDaemon:
     async def run(self, local: socket.socket, remote: socket.socket, ready: Callable[[StoreInfo], None]) -> None:
         """Serve until cancelled, or until one of its tasks dies: a half-dead store must not look alive."""
         reception = Reception(self.keeper.room, local.getsockname(), self._probes, self._agent)
-        asked = {"inquiry": Answers(self.keeper, self.peers, self._loop.time).serve}
-        served = {"peer": partial(self._serve_peer, reception), "data": reception.serve_data}
-        self._listeners = [
-            self._listener(local, {"client": self._serve_client, "map": reception.serve_map} | asked),
-            self._listener(remote, served | asked),
-        ]
+        answer = Answers(self.keeper, self.peers, self._loop.time).serve
+        from_here: Serve = {"client": self._serve_client, "map": reception.serve_map, "inquiry": answer}
+        from_peers: Serve = {
+            "peer": partial(self._serve_peer, reception),
+            "data": reception.serve_data,
+            "inquiry": answer,
+        }
+        self._listeners = [self._listener(local, from_here), self._listener(remote, from_peers)]
         try:
             async with self._tasks:
                 for listener in self._listeners:
@@ -112,7 +116,7 @@ class StoreDaemon:
             self._probes.close()
             self.keeper.room.close()
 
-    def _listener(self, sock: socket.socket, serve: Mapping[str, Callable[[Channel], Awaitable[None]]]) -> Listener:
+    def _listener(self, sock: socket.socket, serve: Serve) -> Listener:
         return Listener(
             sock, self._key, receiver=self.info.name, purposes=serve, serve=lambda link: serve[link.purpose](link)
         )

@@ -52,7 +52,7 @@ class Keeper:
         self.page_log = PageLog(incarnation(epoch))
         """What routers are told of the pages here."""
         self.catalog.on_complete = self._pages_complete
-        self.catalog.on_gone = lambda page: self.page_log.remove((page.name,), Medium.MEMORY)
+        self.catalog.on_gone = lambda pages: self.page_log.remove([page.name for page in pages], Medium.MEMORY)
         self.catalog.on_failed = self._page_failed
         self.transfers.on_failed = self.pushes.fail
 

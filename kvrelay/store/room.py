@@ -58,17 +58,20 @@ class Room:
         if len(self.shelves) >= MAX_FORMATS:
             raise Refused(f"the store holds {MAX_FORMATS} page formats already; restart it to forget old ones")
 
-    def take(self, shelf: Shelf, count: int, evict: Callable[[], bool]) -> list[SlotRef]:
-        """Up to ``count`` slots to write into; ``evict`` frees one page somewhere, or returns False when it cannot."""
+    def take(self, shelf: Shelf, count: int, evict: Callable[[int], bool]) -> list[SlotRef]:
+        """Up to ``count`` slots to write into.
+
+        ``evict`` frees so many slots of the shelf, or fewer, or one of another; False when it cannot.
+        """
         refs = shelf.take_warm(count)
-        while len(refs) < count:
-            cold = shelf.take_cold() if self._has_room_for(shelf) else None
-            if cold is not None:
-                refs.append(cold)
-            elif not self._cool_other(shelf) and not evict():
+        while (lacking := count - len(refs)) > 0:
+            cold = shelf.take_cold(min(lacking, self._affordable(shelf)))
+            if cold:
+                refs += cold
+            elif not self._cool_other(shelf) and not evict(lacking):
                 break
             else:
-                refs += shelf.take_warm(count - len(refs))
+                refs += shelf.take_warm(lacking)
         return refs
 
     def begin_warming(self, shelf: Shelf) -> list[int]:
@@ -76,11 +79,12 @@ class Room:
         stride = shelf.arena.stride
         wanted = min(WARM_BYTES, self.budget_bytes // 4) - shelf.warm_bytes
         return shelf.begin_warming(
-            min(wanted, max(WARM_STEP_BYTES, stride), self.budget_bytes - self.resident_bytes) // stride
+            max(0, min(wanted, max(WARM_STEP_BYTES, stride), self.budget_bytes - self.resident_bytes)) // stride
         )
 
-    def _has_room_for(self, shelf: Shelf) -> bool:
-        return self.resident_bytes + shelf.arena.stride <= self.budget_bytes
+    def _affordable(self, shelf: Shelf) -> int:
+        """How many more of its slots may take memory."""
+        return max(0, self.budget_bytes - self.resident_bytes) // shelf.arena.stride
 
     def _cool_other(self, shelf: Shelf) -> bool:
         return any(other.cool() for other in self.shelves.values() if other is not shelf)

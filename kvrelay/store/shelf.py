@@ -52,24 +52,20 @@ class Shelf:
         taken, self._warm[first:] = self._warm[first:], []
         return self.arena.occupy_many(taken)
 
-    def take_cold(self) -> SlotRef | None:
-        """A free slot that will take memory."""
-        slot = self._next_cold()
-        return None if slot is None else self.arena.occupy(slot)
+    def take_cold(self, count: int) -> list[SlotRef]:
+        """Up to ``count`` free slots that will take memory."""
+        return self.arena.occupy_many(self._next_cold(count))
 
-    def _next_cold(self) -> int | None:
-        if self._cold:
-            return self._cold.pop()
-        if self._untouched == self.arena.slots:
-            return None
-        self._untouched += 1
-        return self._untouched - 1
+    def _next_cold(self, count: int) -> list[int]:
+        first = max(0, len(self._cold) - count)
+        slots, self._cold[first:] = self._cold[first:], []
+        fresh = range(self._untouched, min(self.arena.slots, self._untouched + count - len(slots)))
+        self._untouched += len(fresh)
+        return slots + list(fresh)
 
     def begin_warming(self, count: int) -> list[int]:
         """Up to ``count`` free slots to be given their memory ahead of need; ``end_warming`` brings them back."""
-        slots: list[int] = []
-        while len(slots) < count and (slot := self._next_cold()) is not None:
-            slots.append(slot)
+        slots = self._next_cold(count)
         self._warming += len(slots)
         return slots
 
@@ -77,10 +73,10 @@ class Shelf:
         self._warming -= len(slots)
         self._warm += slots
 
-    def free(self, slot: int) -> None:
-        """Take a slot back; every reference to it is stale from now on."""
-        self.arena.vacate(slot)
-        self._warm.append(slot)
+    def free(self, slots: list[int]) -> None:
+        """Take slots back; every reference to them is stale from now on."""
+        self.arena.vacate(slots)
+        self._warm += slots
 
     def cool(self) -> bool:
         """Give the memory of one free slot back to the machine; False when none holds any."""

@@ -80,9 +80,9 @@ def test_an_arena_that_gives_memory_back_is_taken_out_first_and_stays_out(
     agent = Agent(books)
     shelf = Shelf(arena)
     agent.register(arena)
-    ref = shelf.take_cold()
+    (ref,) = shelf.take_cold(1)
     assert ref is not None
-    shelf.free(ref.slot)
+    shelf.free([ref.slot])
     punched: list[bool] = []
     monkeypatch.setattr(arena, "_map", _Map(lambda: punched.append(bool(books.regions))))
     assert shelf.cool()

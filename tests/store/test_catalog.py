@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 
 from kvrelay.errors import Refused
@@ -37,7 +38,11 @@ class Store:
         self.told: set[PageName] = set()
         """Whole pages, as far as the catalog told."""
         self.catalog.on_complete = lambda pages: self.told.update(page.name for page in pages)
-        self.catalog.on_gone = lambda page: self.told.remove(page.name)
+        self.catalog.on_gone = self._forget
+
+    def _forget(self, pages: list[Page]) -> None:
+        for page in pages:
+            self.told.remove(page.name)
 
     def begin(self, number: int, parent: Page | None = None, tokens: int = 32) -> Page | None:
         writer = self.writers[0]
@@ -311,6 +316,34 @@ def test_random_histories_keep_every_slot_accounted_for(seed: int) -> None:
         _random_step(store, pinned, dice)
         store.check()
     assert all(store.shelf.arena.is_current(page.ref) for page in pinned)
+
+
+def test_many_slots_are_made_free_at_once_children_before_their_parents(store: Store) -> None:
+    chain: list[Page] = []
+    for number in range(store.shelf.arena.slots):
+        chain.append(store.put(number, parent=chain[-1] if chain else None))
+    store.catalog.pins.hold([chain[0]], store.now)
+    refs = store.catalog.grant(store.writers[0], store.shelf, 3, store.now)
+    assert {ref.slot for ref in refs} == {page.ref.slot for page in chain[-3:]}
+    assert not any(store.shelf.arena.is_current(page.ref) for page in chain[-3:])
+    assert store.present(*range(len(chain))) == [True] * (len(chain) - 3) + [False] * 3
+    assert store.catalog.counts["pages_evicted"] == 3
+    store.check()
+    everything = store.catalog.grant(store.writers[0], store.shelf, len(chain), store.now)
+    assert len(everything) == len(chain) - 4, "one is pinned, three are granted"
+    assert store.present(0) == [True]
+    store.check()
+
+
+def test_of_another_formats_pages_no_more_go_than_must() -> None:
+    store = Store(slots=4)
+    large = store.catalog.room.shelf(msgspec.structs.replace(FORMAT, page_tokens=2 * FORMAT.page_tokens))
+    for number in range(4):
+        store.put(number)
+    (ref,) = store.catalog.grant(store.writers[0], large, 1, store.now)
+    assert large.arena.is_current(ref)
+    assert store.present(*range(4)) == [False, False, True, True]
+    store.check()
 
 
 @pytest.mark.slow
