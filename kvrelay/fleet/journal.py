@@ -19,6 +19,9 @@ class ChoiceLog:
         """Which of the request's prompts it answers."""
         self.ids = array("I")
         self.sent_chars = 0
+        self.token_chars = 0
+        """Characters of all tokens whose log probabilities were sent: where engines say that the next token begins.
+        Each counts by itself, also one that is half a character, or was not sent for a stop string."""
         self.begun = False
         """The client knows of it."""
         self.finished = False
@@ -36,6 +39,14 @@ class ChoiceLog:
         """Whether ``text`` begins with exactly what the client was sent."""
         sent = text[: self.sent_chars]
         return len(sent) == self.sent_chars and zlib.crc32(sent.encode("utf-8", "surrogatepass")) == self._digest
+
+    def place(self, tokens: Sequence[str]) -> list[int]:
+        """Where each of ``tokens``, the next ones, begins."""
+        offsets = []
+        for token in tokens:
+            offsets.append(self.token_chars)
+            self.token_chars += len(token)
+        return offsets
 
     def said(self, text: str) -> None:
         self.sent_chars += len(text)
@@ -90,6 +101,11 @@ class Journal:
             choice.finished = True
         if text:
             choice.said(text)
+
+    def place(self, index: int, tokens: Sequence[str]) -> None:
+        """Log probabilities of ``tokens`` of choice ``index`` go to the client."""
+        if 0 <= index < len(self.choices):
+            self.choices[index].place(tokens)
 
     def spoil(self) -> None:
         """Something was sent that could not be read."""

@@ -32,10 +32,6 @@ class Text(Protocol):
     """What a choice says from the cut on."""
 
     @property
-    def offset(self) -> int:
-        """Where the text of the second worker begins in that of the answer."""
-
-    @property
     def stopped_by(self) -> str | None:
         """The stop string that ended it, of which the second worker does not know."""
 
@@ -97,9 +93,17 @@ class RestOfChoice:
         if self._text.stopped_by is not None:
             choice |= {"finish_reason": "stop", "stop_reason": self._text.stopped_by}
         _say(choice, part)
-        _trim(choice.get("logprobs"), part, self._text.offset)
+        self._trim(choice.get("logprobs"), part)
         self._log_and_label(choice, ids[part.begin : part.end], part.text)
         return self._dressed(event, [choice])
+
+    def _trim(self, logprobs: dict[str, Any] | None, part: Part) -> None:
+        """Those of tokens that the client gets, with the offsets that they have in the whole answer."""
+        for key, values in (logprobs or {}).items():
+            if isinstance(values, list) and logprobs is not None:
+                logprobs[key] = values[part.begin : part.end]
+        if logprobs and "text_offset" in logprobs:
+            logprobs["text_offset"] = self._log.place(logprobs["tokens"])
 
     def _log_and_label(self, choice: dict[str, Any], ids: list[int], text: str) -> None:
         finished = choice.get("finish_reason") is not None
@@ -145,20 +149,13 @@ def _say(choice: dict[str, Any], part: Part) -> None:
         choice["delta"]["content"] = part.text
 
 
-def _trim(logprobs: dict[str, Any] | None, part: Part, offset: int) -> None:
-    """Those of tokens that the client gets; offsets are of the whole text."""
-    for key, values in (logprobs or {}).items():
-        if isinstance(values, list) and logprobs is not None:
-            new = values[part.begin : part.end]
-            logprobs[key] = [value + offset for value in new] if key == "text_offset" else new
-
-
 async def rests_of(remains: Remains, tap: Tap, tokens: Tokens) -> list[RestOfChoice]:
     """All choices that are still open, up to the cut; none when one of them cannot go on."""
+    journal = tap.journal  # with all that was taken
     if not remains.can_go_on:
         return []
     try:
-        return [await _rest_of(index, remains, tap, tokens) for index in remains.journal.open]
+        return [await _rest_of(index, remains, tap, tokens) for index in journal.open]
     except Malformed:
         return []
 

@@ -90,8 +90,8 @@ class Exchange:
         self._abandoned = ""
         """Why the brain gave D up."""
         self._moving: asyncio.Task[None] | None = None
-        self._planned: Plan | None = None
-        """Where a D that writes on is known before the present one is left."""
+        self._planned = False
+        """The D that writes on was found before the present one was left; its prefills and pulls are under way."""
         self._lost_s = 0.0
         """Since when the client waits for the next piece."""
         self._written = 0
@@ -122,12 +122,17 @@ class Exchange:
     def start(self, plan: Plan) -> None:
         """Send what the brain planned."""
         self._local = plan.path is Path.LOCAL
-        if self._go.done():
-            return  # its client hung up while it waited
-        if self._local and not plan.held:
+        if self._is_given_up:
+            return
+        if self._local and not plan.held and not self._go.done():
             self._go.set_result(None)
         for order in plan.prefills:
             self._prefills.send(order)
+
+    @property
+    def _is_given_up(self) -> bool:
+        """Its client hung up while it waited, or was told that nobody will answer."""
+        return self._go.cancelled() or (self._go.done() and self._go.exception() is not None)
 
     def obey(self, command: Command) -> None:
         """Do what the brain says."""
@@ -278,8 +283,10 @@ class Exchange:
         tokens, manner, now = journal.tokens, self._remains.manner, self._clock()
         plan = self._brain.recovery.hand_over(self._id, ask, reason=reason, tokens=tokens, now=now, manner=manner)
         if plan is not None:
-            self._planned, self._go = plan, asyncio.get_running_loop().create_future()
+            self._planned, self._go = True, asyncio.get_running_loop().create_future()
             self._drop_decode()
+            # Not when the client has read so far: it may be slow, and what the brain counts on must be under way.
+            self._begin(plan, journal.open)
 
     def _moved(self, task: asyncio.Task[None]) -> None:
         self._moving = None
@@ -295,14 +302,8 @@ class Exchange:
         self._drop_decode()
         reason, self._abandoned = self._abandoned or reason, ""
         rests = await rests_of(self._remains, self._tap, self._tokens)
-        plan = self._next_plan([rest.index for rest in rests], reason)
-        self._obey(self._brain.waits.flush(self._clock()))
-        if plan is None:
+        if not self._is_next_found([rest.index for rest in rests], reason):
             return None
-        self._prefills.renew([self._remains.rest_of(rest.index) for rest in rests])
-        if isinstance(plan, Plan):
-            self.start(plan)
-            self._obey(plan.pulls)
         await self._go
         self._replies = []
         for rest in rests:
@@ -310,15 +311,32 @@ class Exchange:
         self._continuation = Continuation(list(zip(rests, self._replies, strict=True)), self.wait)
         return self._continuation
 
-    def _next_plan(self, open_choices: list[int], reason: str) -> Plan | Waits | None:
-        """Where these choices go on; None when they do not."""
+    def _is_next_found(self, open_choices: list[int], reason: str) -> bool:
+        """Whether these choices go on, now or when their turn comes; what they wait for is under way then."""
         assert self._remains is not None, "only what is journaled goes on"
-        planned, self._planned = self._planned, None
-        if planned is not None and open_choices:
-            return planned
+        planned, self._planned = self._planned, False
+        if planned and open_choices:
+            return True
         self._go = asyncio.get_running_loop().create_future()
-        ask, tokens, manner = self._remains.ask(open_choices), self.journal_tokens, self._remains.manner
-        return self._brain.recovery.lost(self._id, ask, reason=reason, tokens=tokens, now=self._clock(), manner=manner)
+        ask, tokens, manner, now = (
+            self._remains.ask(open_choices),
+            self.journal_tokens,
+            self._remains.manner,
+            self._clock(),
+        )
+        plan = self._brain.recovery.lost(self._id, ask, reason=reason, tokens=tokens, now=now, manner=manner)
+        if plan is not None:
+            self._begin(plan, open_choices)
+        self._obey(self._brain.waits.flush(now))
+        return plan is not None
+
+    def _begin(self, plan: Plan | Waits, open_choices: list[int]) -> None:
+        """Have done what these choices, cut off here, wait for before they go on."""
+        assert self._remains is not None, "only what is journaled goes on"
+        self._prefills.renew([self._remains.rest_of(index) for index in open_choices])
+        if isinstance(plan, Plan):
+            self.start(plan)
+            self._obey(plan.pulls)
 
     async def _open_rest(self, rest: RestOfChoice) -> Reply:
         """Raises ``Lost``, ``Rejected``, ``Overloaded``."""

@@ -12,8 +12,6 @@ from kvrelay.router.rest import Differs, Part
 class ReplayedText:
     """One choice. Stop strings are the worker's to find: it writes the whole answer."""
 
-    offset = 0
-    """In its text a worker counts as the first one did."""
     stopped_by: str | None = None
 
     def __init__(self, log: ChoiceLog) -> None:

@@ -49,8 +49,6 @@ class RestOfText:
         self._tokens = tokens
         self._sent_chars = sent_chars
         self.text = text
-        self.offset = len(text)
-        """Where the text of the second worker begins in that of the answer."""
         self.stopped_by: str | None = None
         """The stop string that ended it, of which the second worker does not know."""
 

@@ -40,11 +40,17 @@ class _Delta(msgspec.Struct):
         return not (self.reasoning or self.reasoning_content or self.tool_calls)
 
 
+class _Logprobs(msgspec.Struct):
+    tokens: list[str] = []
+    """Of a completion; a chat has none of these, and no offsets."""
+
+
 class _Choice(msgspec.Struct):
     index: int = 0
     text: str | None = None
     delta: _Delta | None = None
     token_ids: list[int] | None = None
+    logprobs: _Logprobs | None = None
     finish_reason: str | None = None
 
 
@@ -127,6 +133,8 @@ class Tap:
                 plain = delta is None or delta.is_plain
                 finished = choice.finish_reason is not None
                 self._journal.wrote(choice.index, choice.token_ids or (), text or "", finished, plain)
+                if choice.logprobs is not None and choice.logprobs.tokens:
+                    self._journal.place(choice.index, choice.logprobs.tokens)
             if not event.choices and event.usage is not None:
                 self.usage_sent = True
 

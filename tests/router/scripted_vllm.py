@@ -124,8 +124,15 @@ class ScriptedVllm(FakeVllm):
         said: dict[str, Any] = {"delta": {"content": delta}} if "messages" in body else {"text": delta}
         if begin and self.script.again_reasons:
             said = {"delta": {"reasoning": delta}}
-        choice = {"index": index, **said, "logprobs": None, "finish_reason": finish, "stop_reason": reason}
+        logprobs = self._logprobs(begin, count) if body.get("logprobs") else None
+        choice = {"index": index, **said, "logprobs": logprobs, "finish_reason": finish, "stop_reason": reason}
         return choice | {"token_ids": [token] if body.get("return_token_ids") else None}
+
+    def _logprobs(self, begin: int, count: int) -> dict[str, Any]:
+        """Of the newest token, which begins where the strings of those before it end, each decoded by itself."""
+        strings: list[str] = [self.script.tokenizer.decode([token]) for token in self.script.ids[begin:count]]
+        said = {"tokens": strings[-1:], "token_logprobs": [-0.5], "top_logprobs": [{strings[-1]: -0.5}]}
+        return said | {"text_offset": [sum(map(len, strings[:-1]))]}
 
     def _finish(self, body: dict[str, Any], begin: int, count: int) -> tuple[str | None, str | None]:
         for stop in body.get("stop") or []:

@@ -6,14 +6,11 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from tokenizers import Tokenizer
 
 from kvrelay.config import RouterConfig
 from kvrelay.fleet.flight import Plan, PullPages
@@ -21,85 +18,17 @@ from kvrelay.protocol.feed import PushOrder
 from kvrelay.router.defaults import Defaults
 from kvrelay.types import Role
 from tests.fleet.values import fingerprint, store
-from tests.router.cluster import Cluster, until
-from tests.router.scripted_vllm import Script, ScriptedVllm
+from tests.router.cluster import until
+from tests.router.scripted_fleet import CHAT, TEXT, USAGE, Fleet, hand_over, hung, running
+from tests.router.scripted_vllm import ScriptedVllm
 
-TEXT = "one two, the quick brown 🦊 jumps über the lazy dog: Ωé! three four"
-CHAT = [{"role": "user", "content": "Hello, you"}]
 FAULTS = ["reset", "eof", "abort", "error"]
-
-
-@dataclass
-class Heard:
-    """One streamed answer as its client sees it."""
-
-    texts: dict[int, str]
-    finishes: dict[int, list[str]]
-    usages: list[dict[str, Any]]
-    ids: set[str]
-    last: bytes
-    raw: bytes
-
-
-def heard(events: list[bytes]) -> Heard:
-    result = Heard({}, {}, [], set(), events[-1], b"\n".join(events))
-    for event in events:
-        if event == b"data: [DONE]" or event.startswith(b'data: {"error"'):
-            continue
-        said = json.loads(event.removeprefix(b"data: "))
-        if said.get("usage"):
-            result.usages.append(said["usage"])
-        for choice in said["choices"]:
-            result.ids.add(said["id"])
-            text = choice["delta"].get("content", "") if "delta" in choice else choice["text"]
-            result.texts[choice["index"]] = result.texts.get(choice["index"], "") + text
-            if choice.get("finish_reason"):
-                result.finishes.setdefault(choice["index"], []).append(choice["finish_reason"])
-    return result
-
-
-@dataclass
-class Fleet:
-    """One P and two scripted D's."""
-
-    cluster: Cluster
-    script: Script
-    replays: bool
-
-    async def add(self, name: str) -> ScriptedVllm:
-        fake = ScriptedVllm(tokens=self.cluster.tokens, script=self.script)
-        await self.cluster.add(name, Role.DECODE, fake=fake, replays=self.replays)
-        return fake
-
-    async def ask(self, **body: Any) -> Heard:
-        body.setdefault("max_tokens", 500)
-        route = "/v1/chat/completions" if "messages" in body else "/v1/completions"
-        return heard(await self.cluster.stream(route, **body))
-
-    async def resumes(self, outcome: str = "resumed") -> float:
-        return await self.cluster.metric(f'kvrelay_resumes_total{{outcome="{outcome}"')
-
-
-@asynccontextmanager
-async def running(folder: Path, decodes: int = 2, *, replays: bool = False, **more: Any) -> AsyncIterator[Fleet]:
-    async with Cluster(folder, **more) as cluster:
-        script = Script(Tokenizer.from_file(str(folder / "tokenizer.json")), TEXT)
-        fleet = Fleet(cluster, script, replays)
-        await cluster.join(store())
-        await cluster.add("p1", Role.PREFILL, replays=replays)
-        for number in range(decodes):
-            await fleet.add(f"d{number + 1}")
-        yield fleet
-        await cluster.at_rest()
 
 
 @pytest.fixture
 async def fleet(model_folder: Path) -> AsyncIterator[Fleet]:
     async with running(model_folder) as fleet:
         yield fleet
-
-
-USAGE = {"stream_options": {"include_usage": True}}
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -140,6 +69,18 @@ async def test_stop_strings_end_an_answer_wherever_the_cut_lies(fleet: Fleet, st
         fleet.script.after = after
         cut = await fleet.ask(stop=[stop, "zzz"])
         assert (cut.texts, cut.finishes, cut.last) == (calm.texts, calm.finishes, b"data: [DONE]"), after
+
+
+@pytest.mark.parametrize("body", [{}, {"stop": ["over the lazy"]}, {"n": 2}], ids=["plain", "stop", "two"])
+async def test_tokens_with_log_probabilities_begin_where_they_would_without_a_cut(
+    fleet: Fleet, body: dict[str, Any]
+) -> None:
+    calm = await fleet.ask(logprobs=1, **body)
+    offsets = [offset for _, offset in calm.logprobs[0]]
+    assert (offsets[0], offsets) == (0, sorted(offsets))
+    for after in range(1, len(offsets), 5):
+        fleet.script.after, fleet.script.again_after = after, 30
+        assert (await fleet.ask(logprobs=1, **body)).logprobs == calm.logprobs, after
 
 
 async def test_every_choice_goes_on_by_itself(fleet: Fleet) -> None:
@@ -299,12 +240,6 @@ async def test_a_client_that_goes_away_while_its_answer_is_resumed_leaves_nothin
 # ---------------------------------------------------------------- hangs
 
 
-def hung(fleet: Fleet) -> str:
-    """The D of the only request."""
-    (flight,) = fleet.cluster.router.brain._flights.values()
-    return flight.decode.worker
-
-
 @pytest.mark.parametrize("sign", ["silence", "no progress"])
 async def test_a_stream_goes_on_elsewhere_when_its_worker_hangs(model_folder: Path, sign: str) -> None:
     async with running(model_folder, dead_after_s=0.6) as fleet:
@@ -442,9 +377,3 @@ async def test_a_stream_stays_with_a_worker_that_drains_as_long_as_nobody_can_go
     assert not asked.done()
     hand_over(fleet, worker)
     assert (await asyncio.wait_for(asked, 5.0)).texts == {0: TEXT}
-
-
-def hand_over(fleet: Fleet, worker: str) -> None:
-    desk = fleet.cluster.router._readings.desk
-    assert desk is not None
-    desk.obey(fleet.cluster.router.brain.drains.hand_over(worker, time.monotonic()))

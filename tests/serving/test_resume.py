@@ -278,7 +278,7 @@ async def test_requests_of_every_kind_go_on_as_they_would_have(probe: Probe, tin
         )
         if kind == "log probabilities":
             listed = whole["choices"][0]["logprobs"]
-            assert [token for token, _ in answer.logprobs] == listed["tokens"]
+            assert answer.logprobs == list(zip(listed["tokens"], listed["text_offset"], strict=True))
     assert after[0] - before[0] >= len(asked) // 4
     assert after[1] == before[1]
     await until_ready(probe, "decode-0")
