@@ -48,14 +48,14 @@ class Window:
         return self.begin_s <= moment_s < self.end_s
 
     def figures(self) -> dict[str, Any]:
-        """Spreads in ms; ``gap`` is P's response to D's first token of all requests that were split."""
+        """Spreads in ms; ``gap`` is P's response to D's first token of all requests that were split, if any was."""
         streams, longs = self._sent(self.streams), self._sent(self.longs)
         everyone = self.streams + self.longs
         written = sum(self.has(token_s) for handed in everyone for token_s in handed.answer.token_s)
         gaps = [handed.gap_s for handed in streams + longs if handed.gap_s is not None]
         return {
             "requests": len(streams) + len(longs),
-            "gap": spread_ms(gaps),
+            **({"gap": spread_ms(gaps)} if gaps else {}),
             "stream_ttft": spread_ms(handed.answer.ttft_s for handed in streams),
             "long_ttft": spread_ms(handed.answer.ttft_s for handed in longs),
             "stream_itl": spread_ms(self._itl()),

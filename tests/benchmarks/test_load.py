@@ -28,6 +28,12 @@ def test_gaps_are_those_of_all_requests_and_latencies_between_tokens_of_the_stre
     assert figures["tokens_per_s"] == 3.0
 
 
+def test_what_was_not_split_has_no_gaps() -> None:
+    figures = Window(0.0, 2.0, streams=[handed(0.1, gap_s=None)], longs=[handed(0.2, gap_s=None)]).figures()
+    assert "gap" not in figures
+    assert figures["requests"] == 2
+
+
 def test_requests_count_by_when_they_were_sent_and_tokens_by_when_they_came() -> None:
     early, late = handed(0.9, 1.1, sent_s=0.5), handed(1.8, 2.5, sent_s=1.5)
     figures = Window(1.0, 2.0, streams=[early, late]).figures()
