@@ -1,8 +1,9 @@
-"""vLLM's scheduler, but long prompts stand back for much shorter ones. It must never hold back who writes an answer,
-nor a prompt for ever.
+"""vLLM's scheduler, but long prompts stand back for much shorter ones, and prompts take little of a step that writes
+answers. It must never hold back who writes an answer, nor a prompt for ever.
 
 In vLLM all prompts that are being computed share each step, running ones first: a short prompt waits for the end of a
-step that a long one has for itself, and is then computed in one that is twice as long for the long one's part.
+step that a long one has for itself, and is then computed in one that is twice as long for the long one's part. Where
+answers are written, a prompt makes each of them wait for its part of the step.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
-from kvrelay.policy.patience import MAX_HELD_STEPS, stands_back
+from kvrelay.policy.patience import MAX_HELD_STEPS, beside_answers, stands_back
 
 
 class ShortFirst(Scheduler):
@@ -27,6 +28,15 @@ class ShortFirst(Scheduler):
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         held = self._held() if self._held_steps < MAX_HELD_STEPS else []
         self._held_steps = self._held_steps + 1 if held else 0
+        shared_tokens = self.scheduler_config.long_prefill_token_threshold
+        if any(not request.is_prefill_chunk for request in self.running):
+            self.scheduler_config.long_prefill_token_threshold = beside_answers(shared_tokens)
+        try:
+            return self._schedule_without(held, throttle_prefills)
+        finally:
+            self.scheduler_config.long_prefill_token_threshold = shared_tokens
+
+    def _schedule_without(self, held: list[Request], throttle_prefills: bool) -> SchedulerOutput:
         if not held:
             return super().schedule(throttle_prefills)
         before = self.running

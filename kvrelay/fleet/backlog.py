@@ -14,6 +14,8 @@ class Promise(Value, frozen=True, kw_only=True):
 
     seconds: float
     """Predicted time to compute it."""
+    step_s: float = 0.0
+    """Of one of its steps, after which it stands back for much shorter ones; 0: it never does."""
     expires: bool = False
     """Nobody will tell when it is done: it is, once its seconds have passed."""
 
@@ -49,17 +51,30 @@ class Backlog:
         """It was computed, or given up; a key that is not here (any more) changes nothing."""
         if key not in self._promises:
             return
-        if next(iter(self._promises)) == key:
+        head = next(iter(self._promises))
+        if head == key:
             self._head_since_s = now
+        elif self._passes(self._promises[key], self._promises[head]):
+            self._head_since_s = min(now, self._head_since_s + self._promises[key].seconds)
         del self._promises[key]
         # Anew, and not less what has gone: sums of floats would drift.
         self._sum_s = sum(promise.seconds for promise in self._promises.values())
 
-    def wait_s(self, now: float, own_s: float = math.inf, step_s: float = 0.0) -> float:
+    @staticmethod
+    def _passes(prompt: Promise, head: Promise) -> bool:
+        """Whether ``head`` stood still while ``prompt``, which came later, was computed."""
+        return head.step_s > 0.0 and stands_back(head.seconds, prompt.seconds)
+
+    def passed(self, own_s: float) -> int:
+        """How many of the promised prompts stand back for one that takes ``own_s``."""
+        return sum(each.step_s > 0.0 and stands_back(each.seconds, own_s) for each in self._promises.values())
+
+    def wait_s(self, now: float, own_s: float = math.inf) -> float:
         """Seconds by which the promised prompts delay one that comes now and takes ``own_s`` itself.
 
-        Much longer ones stand back for it; the one that is being computed ends its step before, in ``step_s``. With
-        infinite ``own_s`` all are computed in the order of their arrival, and so they are behind one that is late.
+        Much longer ones stand back for it; the one that is being computed ends its step before, of which half is over
+        on average. With infinite ``own_s`` all are computed in the order of their arrival, and so they are behind one
+        that is late.
         """
         if self._promises:
             self._expire(now)
@@ -72,7 +87,7 @@ class Backlog:
             return -left_s + self._sum_s - head.seconds
         if own_s == math.inf:
             return self._sum_s - head.seconds + left_s
-        first_s = min(left_s, step_s) if stands_back(left_s, own_s) else left_s
+        first_s = min(left_s, head.step_s / 2) if head.step_s and stands_back(left_s, own_s) else left_s
         return first_s + sum(other.seconds for other in others if not stands_back(other.seconds, own_s))
 
     def _expire(self, now: float) -> None:

@@ -278,6 +278,7 @@ class Brain:
         """Where the D leg goes now. Raises ``Lost`` when that worker is gone."""
         flight = self._flights[request_id]
         flight.timeline.mark("decode_sent", now)
+        self.loads.asked(flight.decode)
         return self._decode_orders.of(flight, now)
 
     def decode_refused(self, request_id: str, now: float) -> bool:

@@ -12,16 +12,16 @@ import msgspec
 from kvrelay.fleet.breakers import Breakers
 from kvrelay.fleet.experience import Experience
 from kvrelay.fleet.flight import Ask, PromptLeg
-from kvrelay.fleet.ground import Ground, Grounds, Place
+from kvrelay.fleet.ground import Ground, Grounds, Place, chunk_tokens
 from kvrelay.fleet.holdings import Depths, Holdings, stored_tokens
 from kvrelay.fleet.loads import DecodeReservation, Loads, PrefillReservation
 from kvrelay.fleet.rates import Law
 from kvrelay.fleet.reach import Reach, Sight
 from kvrelay.fleet.workers import Fleet, Handoff
-from kvrelay.policy.cost import Offers, Prompt, Readers, Ways, Writers, uncached_tokens
-from kvrelay.policy.perf import Rates, beside_a_step, prefill_seconds
+from kvrelay.policy.cost import Item, Offers, Prompt, Readers, Ways, Writers, uncached_tokens
+from kvrelay.policy.perf import Rates, beside_an_answer, prefill_seconds
 from kvrelay.policy.route import Decision, choose
-from kvrelay.types import PromptNames, Role, Value, WorkerInfo
+from kvrelay.types import Engine, PromptNames, Role, Value, WorkerInfo
 
 MAX_SPLIT_PROMPTS = 64
 """A request with more prompts than this is not split: each would be a connection of its own."""
@@ -51,13 +51,16 @@ class Pick(Value, frozen=True, kw_only=True):
     """Of all its prompts' tokens, those that the decision is about."""
 
     def decode_reservation(self, ask: Ask) -> DecodeReservation:
-        own = dict(self.decision.chosen.items)["prefill"] / self.share if self.prefill is None else 0.0
+        chosen = self.decision.chosen
+        own_s = dict(chosen.items)[Item.PREFILL] if self.prefill is None else 0.0
+        tokens = uncached_tokens(max(ask.facts.prompt_tokens), chosen.cached_tokens)
         return DecodeReservation(
             worker=self.decode.name,
             key=ask.facts.request_id,
             sequences=ask.sequences,
             kv_tokens=self.kv_tokens,
-            prefill_s=own,
+            prefill_s=own_s / self.share,
+            step_s=_step_s(self.decode.engine, own_s, tokens, chunk_tokens(self.decode.engine)),
         )
 
 
@@ -215,44 +218,53 @@ class Chooser:
     def _readers(self, place: Place, sight: Sight, prompt: Prompt, now: float) -> Readers:
         names, offers = place.names, self._reach.offers(place, sight, prompt.tokens, now)
         rates, hints = self._experience.rates(Law.PREFILL, names), offers.hints
+        queue_s, passed = self._queues(place, rates, hints, prompt.tokens, now)
         return Readers(
             names=names,
             rates=rates,
-            queue_s=self._queues_s(place, rates, hints, prompt.tokens, now),
+            queue_s=queue_s,
+            passed=passed,
             offers=offers,
             hints=hints,
             token_bytes=place.token_bytes,
             last_chosen=list(map(self._loads.last_chosen, names)),
         )
 
-    def _queues_s(self, place: Place, rates: Sequence[Rates], hints: Offers, asked: int, now: float) -> list[float]:
-        loads, queues_s = self._loads, [0.0] * len(place.names)
+    def _queues(
+        self, place: Place, rates: Sequence[Rates], hints: Offers, asked: int, now: float
+    ) -> tuple[list[float], list[int]]:
+        """Waits, and how many prompts stand back, by worker."""
+        loads, queues_s, passed = self._loads, [0.0] * len(place.names), [0] * len(place.names)
         for at, name in enumerate(place.names):
             if not loads.prompts(name) and not loads.held_s(name):
                 continue
-            step, own_s, step_s = place.passing_tokens[at], math.inf, 0.0
-            if step < math.inf:
+            own_s = math.inf
+            if place.lets_pass[at]:
                 new = max(1.0, asked - max([tokens for _, tokens, _ in hints[at]]))
                 own_s = prefill_seconds(rates[at], new, asked - new)
-                step_s = prefill_seconds(rates[at], step, 0.0) / 2  # it comes in the middle of one, on average
-            queues_s[at] = loads.wait_s(name, now, own_s, step_s) + loads.held_s(name, own_s)
-        return queues_s
+                passed[at] = loads.passed(name, own_s)
+            queues_s[at] = loads.wait_s(name, now, own_s) + loads.held_s(name, own_s)
+        return queues_s, passed
 
     def _writers(self, place: Place, readers: Readers, computes: Sequence[int], prompt: Prompt) -> Writers:
         loads, names = self._loads, place.names
-        step_rates = self._experience.rates(Law.STEP, names)
-        beside = list(map(beside_a_step, readers.rates, step_rates))
+        answer_s = [rates[0] for rates in self._experience.rates(Law.ANSWER, names)]
+        beside = list(map(beside_an_answer, readers.rates, answer_s))
         return Writers(
             readers=dataclasses.replace(readers, rates=beside),
-            step_rates=step_rates,
-            answer_s=[rates[0] for rates in self._experience.rates(Law.ANSWER, names)],
+            step_rates=self._experience.rates(Law.STEP, names),
+            answer_s=answer_s,
             sequences=[loads.sequences.get(name, 0) for name in names],
-            usual_sequences=[max(1.0, loads.usual_sequences(name)) for name in names],
+            running=[max(1.0, loads.running.get(name, 0), loads.usually_running(name)) for name in names],
             kv_tokens=[loads.kv_tokens.get(name, 0) for name in names],
             kv_capacity_tokens=place.kv_tokens,
             # Those that run are, on average, half way through.
             remaining_tokens=prompt.output_tokens / 2,
             computes=computes,
+            chunk_tokens=[
+                tokens if loads.running.get(name, 0) else math.inf
+                for name, tokens in zip(names, place.chunk_tokens, strict=True)
+            ],
         )
 
     def _ways(self, ground: Ground, open_to: Open, depths: Depths) -> Ways:
@@ -279,15 +291,22 @@ class Chooser:
         assert pick.prefill is not None, "a local pick has no P leg"
         chosen = pick.decision.chosen
         page = pick.prefill.engine.fingerprint.format
+        tokens, seconds = uncached_tokens(leg.prompt_tokens, chosen.cached_tokens), dict(chosen.items)[Item.PREFILL]
         return PrefillReservation(
             worker=pick.prefill.name,
             key=transfer,
-            tokens=uncached_tokens(leg.prompt_tokens, chosen.cached_tokens),
-            seconds=dict(chosen.items)["prefill"],
+            tokens=tokens,
+            seconds=seconds,
+            step_s=_step_s(pick.prefill.engine, seconds, tokens, pick.prefill.engine.max_batched_tokens),
             source=pick.prefill.store,
             target=pick.decode.store,
             bytes=chosen.moved_tokens * page.layers * page.token_layer_bytes,
         )
+
+
+def _step_s(engine: Engine, prefill_s: float, tokens: int, chunk: int) -> float:
+    """Of each step in which a ``chunk`` of ``tokens`` is computed; 0 where prompts are computed in strict order."""
+    return prefill_s / math.ceil(tokens / chunk) if engine.lets_pass else 0.0
 
 
 def longest_prompt(ask: Ask) -> int:

@@ -117,6 +117,11 @@ class Experience:
             return
         kind, before = self._workers[worker]
         own = learn(before)
+        first = [law for law in Law if law.of(own).seen == 1 and not law.of(before).seen]
+        if first:
+            # What its kind has learned since it joined: prompts of one length alone would not tell a start from a rate.
+            known = {law.value: law.of(self._kinds[kind]).heir() for law in first}
+            own = learn(msgspec.structs.replace(before, **known))
         self._workers[worker] = (kind, own)
         self._kinds[kind] = learn(self._kinds[kind])
         for law in Law:

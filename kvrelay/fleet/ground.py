@@ -3,7 +3,6 @@ comes or goes, since comparing all pairs takes longer than to choose one."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from kvrelay.fleet.index import store_key
 from kvrelay.fleet.links import Links
 from kvrelay.fleet.workers import Fleet, Handoff
 from kvrelay.identity import root_of
+from kvrelay.policy.patience import beside_answers
 from kvrelay.types import Engine, Fingerprint, PageName, WorkerInfo
 
 MAX_NAMINGS = 4
@@ -28,8 +28,10 @@ class Place:
     names: tuple[str, ...]
     kv_tokens: tuple[int, ...]
     """Capacity of each."""
-    passing_tokens: tuple[float, ...]
-    """Of the step that a much shorter prompt waits for before it passes; infinite where none may pass."""
+    lets_pass: tuple[bool, ...]
+    """Whether long prompts there stand back for much shorter ones."""
+    chunk_tokens: tuple[int, ...]
+    """``chunk_tokens`` of each."""
     stores: tuple[int, ...]
     """Rows of ``Links``."""
     store_keys: tuple[str, ...]
@@ -120,7 +122,8 @@ class Grounds:
             workers=workers,
             names=tuple(worker.name for worker in workers),
             kv_tokens=tuple(worker.engine.kv_tokens for worker in workers),
-            passing_tokens=tuple(_passing_tokens(worker.engine) for worker in workers),
+            lets_pass=tuple(worker.engine.lets_pass for worker in workers),
+            chunk_tokens=tuple(chunk_tokens(worker.engine) for worker in workers),
             stores=self._links.rows(stores),
             store_keys=tuple(map(store_key, stores)),
             roots=roots,
@@ -136,8 +139,9 @@ class Grounds:
             del self._kept[model]
 
 
-def _passing_tokens(engine: Engine) -> float:
-    return engine.max_batched_tokens if engine.lets_pass else math.inf
+def chunk_tokens(engine: Engine) -> int:
+    """Most tokens of one prompt that it computes in a step in which it also writes answers."""
+    return beside_answers(engine.shared_chunk_tokens) if engine.lets_pass else engine.max_batched_tokens
 
 
 def _namings(workers: Sequence[WorkerInfo]) -> dict[PageName, Fingerprint]:

@@ -71,9 +71,9 @@ class Lessons:
             return
         tokens = sum(flight.ask.facts.prompt_tokens)
         answer_s = self._experience.answer(flight.decode.worker).rates[0]
-        # The first step begins anyway: a prompt that is computed in it takes no start of its own.
-        begin_s = self._experience.step(flight.decode.worker).rates[0]
-        prefill_s = now - flight.ask.received_s - sent_s - answer_s + begin_s
+        # The answer has a way, a step and a way back, with which a prefill starts, too: here they were taken once.
+        start_s = min(answer_s, self._experience.prefill(flight.decode.worker).rates[0])
+        prefill_s = now - flight.ask.received_s - sent_s - answer_s + start_s
         self._experience.saw(flight.decode.worker, lambda perf: perf.saw_prefill(tokens, 0, prefill_s))
 
     def finished(self, flight: Flight, now: float) -> None:

@@ -22,6 +22,8 @@ class PrefillReservation(Value, frozen=True, kw_only=True):
     tokens: int
     seconds: float = 0.0
     """Predicted time to compute them."""
+    step_s: float = 0.0
+    """Of a step of it, where it stands back for much shorter ones."""
     source: str
     target: str
     """Stores of P and of D."""
@@ -39,6 +41,7 @@ class DecodeReservation(Value, frozen=True, kw_only=True):
     kv_tokens: int
     prefill_s: float = 0.0
     """Predicted time to compute the prompt, when D does that itself."""
+    step_s: float = 0.0
 
 
 class Loads:
@@ -49,11 +52,15 @@ class Loads:
         self.prefill_legs: Counter[str] = Counter()
         self.sequences: Counter[str] = Counter()
         self.kv_tokens: Counter[str] = Counter()
+        self.running: Counter[str] = Counter()
+        """Of ``sequences``, those whose worker was asked for them: before, nothing that it does delays them."""
         self.links = Links()
         self._backlogs: defaultdict[str, Backlog] = defaultdict(Backlog)
         self._held: defaultdict[str, dict[str, float]] = defaultdict(dict)
         """Predicted seconds of prompts that their worker is not asked for yet, by worker and transfer: it does not
         compute them meanwhile."""
+        self._asked: set[tuple[str, str]] = set()
+        """Worker and key of those."""
         self._usual: dict[str, float] = {}
         self._chosen: dict[str, int] = {}
         self._choices = 0
@@ -65,10 +72,15 @@ class Loads:
     def last_chosen(self, worker: str) -> int:
         return self._chosen.get(worker, 0)
 
-    def wait_s(self, worker: str, now: float, own_s: float = math.inf, step_s: float = 0.0) -> float:
+    def wait_s(self, worker: str, now: float, own_s: float = math.inf) -> float:
         """Seconds by which promised prompts delay one that comes to ``worker`` now; see ``Backlog.wait_s``."""
         backlog = self._backlogs.get(worker)
-        return backlog.wait_s(now, own_s, step_s) if backlog else 0.0
+        return backlog.wait_s(now, own_s) if backlog else 0.0
+
+    def passed(self, worker: str, own_s: float) -> int:
+        """How many prompts that ``worker`` was sent stand back for one that takes ``own_s``."""
+        backlog = self._backlogs.get(worker)
+        return backlog.passed(own_s) if backlog else 0
 
     def held_s(self, worker: str, at_most_s: float = math.inf) -> float:
         """Seconds that prompts will take which are held back for ``worker``, each of them ``at_most_s``."""
@@ -79,7 +91,7 @@ class Loads:
         backlog = self._backlogs.get(worker)
         return len(backlog) if backlog else 0
 
-    def usual_sequences(self, worker: str) -> float:
+    def usually_running(self, worker: str) -> float:
         """How many ran there, by the choices of the recent past."""
         return self._usual.get(worker, 0.0)
 
@@ -92,7 +104,7 @@ class Loads:
         self._choose(worker)
         self.prefill_legs[worker] += 1
         self.queued_tokens[worker] += reservation.tokens
-        self._backlogs[worker].add(reservation.key, Promise(seconds=reservation.seconds), now)
+        self._backlogs[worker].add(reservation.key, _promise(reservation), now)
         self.links.promise(reservation.source, reservation.target, reservation.bytes)
 
     def hold(self, reservation: PrefillReservation, now: float) -> None:
@@ -103,7 +115,7 @@ class Loads:
     def send(self, reservation: PrefillReservation, now: float) -> None:
         """A prompt that was held is sent: it comes behind those that are there."""
         del self._held[reservation.worker][reservation.key]
-        self._backlogs[reservation.worker].add(reservation.key, Promise(seconds=reservation.seconds), now)
+        self._backlogs[reservation.worker].add(reservation.key, _promise(reservation), now)
 
     def release_prefill(self, reservation: PrefillReservation, now: float) -> None:
         worker = reservation.worker
@@ -119,10 +131,17 @@ class Loads:
         self.sequences[worker] += reservation.sequences
         self.kv_tokens[worker] += reservation.kv_tokens
         usual = self._usual.get(worker, 0.0)
-        self._usual[worker] = usual + USUAL_WEIGHT * (self.sequences[worker] - usual)
+        self._usual[worker] = usual + USUAL_WEIGHT * (self.running[worker] - usual)
         if reservation.prefill_s:
-            promise = Promise(seconds=reservation.prefill_s, expires=True)
+            promise = Promise(seconds=reservation.prefill_s, step_s=reservation.step_s, expires=True)
             self._backlogs[worker].add(reservation.key, promise, now)
+
+    def asked(self, reservation: DecodeReservation) -> None:
+        """D is asked for the answer; to say so again changes nothing."""
+        asked = reservation.worker, reservation.key
+        if asked not in self._asked:
+            self._asked.add(asked)
+            self.running[reservation.worker] += reservation.sequences
 
     def computed(self, reservation: DecodeReservation, now: float) -> None:
         """D wrote the first token, so the prompt that it was to compute itself is done."""
@@ -132,6 +151,9 @@ class Loads:
     def release_decode(self, reservation: DecodeReservation, now: float) -> None:
         self.sequences[reservation.worker] -= reservation.sequences
         self.kv_tokens[reservation.worker] -= reservation.kv_tokens
+        if (asked := (reservation.worker, reservation.key)) in self._asked:
+            self._asked.remove(asked)
+            self.running[reservation.worker] -= reservation.sequences
         self.computed(reservation, now)
 
     def keep_only(self, workers: Iterable[str]) -> None:
@@ -139,7 +161,7 @@ class Loads:
         known = set(workers)
         for worker in self._chosen.keys() - known:
             if self.prefill_legs[worker] == self.sequences[worker] == 0:
-                for counter in self._counters():
+                for counter in (*self._counters(), self.running):
                     del counter[worker]
                 self._backlogs.pop(worker, None)
                 self._held.pop(worker, None)
@@ -164,6 +186,8 @@ class Loads:
         for mine, theirs in zip(self._counters(), expected._counters(), strict=True):
             if +mine != +theirs or min(mine.values(), default=0) < 0:
                 raise AssertionError(f"reserved {dict(mine)}, but open reservations add up to {dict(theirs)}")
+        if any(not 0 <= running <= self.sequences[worker] for worker, running in self.running.items()):
+            raise AssertionError(f"{dict(self.running)} run of {dict(self.sequences)}")
         for worker, backlog in self._backlogs.items():
             theirs_too = expected._backlogs[worker]
             held = self._held[worker].keys()
@@ -179,3 +203,7 @@ class Loads:
         for way, size_bytes in pulls:
             moving[way] += size_bytes
         self.links.check(moving)
+
+
+def _promise(reservation: PrefillReservation) -> Promise:
+    return Promise(seconds=reservation.seconds, step_s=reservation.step_s)

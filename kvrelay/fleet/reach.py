@@ -3,7 +3,6 @@ one that nobody would wait for."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from operator import itemgetter
@@ -159,7 +158,7 @@ class PlaceOffers:
         if not here:
             return HOLD_S + self._links.restore_s(place.stores[at], pages * place.page_bytes[at])
         # An engine that computes prompts one after the other need not be held back for its own.
-        return 0.0 if place.passing_tokens[at] == math.inf else HOLD_S
+        return HOLD_S if place.lets_pass[at] else 0.0
 
     def _pulls(self, at: int, peers: Sequence[Peer], own: int, stored: int) -> Iterator[Offer]:
         """From the peers that have more than ``own``; ``stored`` of it need not travel."""

@@ -5,6 +5,7 @@ One worker at a time, in plain numbers: a choice prices few of all pairs, and ar
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -20,6 +21,9 @@ EFFORT_SHARE = 0.1
 """Price of a second that a prefill worker computes. At zero, prompts with one prefix that come at once would all be
 computed, each on an idle worker: that is as fast as to wait for the first, and leaves no worker for anybody else. A
 tenth keeps a queue at the holder of a prefix from growing: beyond that the prefix is computed elsewhere."""
+LATE_SHARE = 0.5
+"""Price of a second by which a running answer is delayed. A second before the first token makes all of an answer's
+tokens late; a running one has, on average, half of them written."""
 
 
 class Item(StrEnum):
@@ -33,11 +37,12 @@ class Item(StrEnum):
     TRANSFER = "transfer"
     """The part of the hand-off that the prefill does not hide."""
     DECODE_WAIT = "decode_wait"
-    """Wait for D's KV blocks, and for the prompts that D computes itself."""
+    """Wait for D's KV blocks, for prompts before this one that D computes itself, as far as that is not over when P is
+    done, and for the answers that D writes in each step of a prompt of its own."""
     ANSWER = "answer"
     """From KV in place to a token at the router."""
     HARM = "harm"
-    """Delay of D's running requests, times how many they are."""
+    """Delay of D's running requests, and of prompts that stand back for this one, times how many they are."""
     EFFORT = "effort"
     """Price of a prefill worker's time: whoever comes next could use it."""
     PRESSURE = "pressure"
@@ -104,6 +109,8 @@ class Readers:
     rates: Sequence[Rates]
     """Of ``perf.prefill_amounts``."""
     queue_s: Sequence[float]
+    passed: Sequence[int]
+    """Prompts that stand back for this one: while it is computed, none of them is."""
     offers: Offers
     """What each could take; the first is what it holds already. Of equals the first one is taken."""
     hints: Offers
@@ -124,14 +131,16 @@ class Writers:
     """Of ``perf.step_seconds``."""
     answer_s: Sequence[float]
     sequences: Sequence[float]
-    usual_sequences: Sequence[float]
-    """How many it runs as a rule: who is idle now may not be idle in a moment."""
+    running: Sequence[float]
+    """Of them, those that it writes at present, or as a rule if that is more: who is idle may not be in a moment."""
     kv_tokens: Sequence[float]
     kv_capacity_tokens: Sequence[float]
     remaining_tokens: float
     """Mean number of tokens that running requests have yet to write."""
     computes: Sequence[int]
-    """Positions of those that may compute this prompt themselves."""
+    """Positions of those that may compute this prompt themselves,"""
+    chunk_tokens: Sequence[float]
+    """and how much of it in a step, beside their answers; infinite where they write none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,10 +225,17 @@ def kv_pressure(kv_tokens: float, capacity_tokens: float) -> float:
     return MIN_FREE_SHARE * share / max(MIN_FREE_SHARE, 1.0 - share)
 
 
+def prefill_price(readers: Readers, at: int) -> float:
+    """Of a second of prefill on a worker that nobody's answer waits for: the prompt's own, its worker's, and those of
+    the prompts that it passes."""
+    return 1.0 + EFFORT_SHARE + readers.passed[at]
+
+
 class Writing(NamedTuple):
     """What it costs to have a worker write the answer, in seconds."""
 
     wait_s: float
+    """For KV blocks."""
     harm_s: float
     pressure_s: float
     step_s: float
@@ -236,14 +252,23 @@ def write(prompt: Prompt, writers: Writers, at: int) -> Writing:
     again_s = prefill_seconds(writers.readers.rates[at], prompt.tokens, 0.0)
     return Writing(
         # Its requests free their blocks one after the other, over the time that they still run.
-        wait_s=share * writers.remaining_tokens * before_s + writers.readers.queue_s[at],
-        harm_s=(after_s - before_s) * sequences * prompt.output_tokens,
+        wait_s=share * writers.remaining_tokens * before_s,
+        harm_s=LATE_SHARE * (after_s - before_s) * sequences * prompt.output_tokens,
         # At the brim somebody is preempted, and a prompt like this one is computed again.
         pressure_s=kv_pressure(kv_tokens + need, capacity) * again_s,
         step_s=after_s,
     )
 
 
+def between_chunks_s(prompt: Prompt, writers: Writers, at: int, own: Reading) -> float:
+    """Wait of a prompt that the worker computes itself for the answers that are written in its steps. One step of them
+    is a part of ``answer_s``."""
+    steps = math.ceil((prompt.tokens - own.cached_tokens) / writers.chunk_tokens[at])
+    if steps <= 1:
+        return 0.0
+    return (steps - 1) * step_seconds(writers.step_rates[at], writers.sequences[at], writers.kv_tokens[at])
+
+
 def harmed(writers: Writers, at: int) -> float:
-    """How many requests stand still while the worker computes a prompt itself."""
-    return max(writers.sequences[at], writers.usual_sequences[at])
+    """Price of a second that the worker computes a prompt itself, beside that second: who stands still meanwhile."""
+    return LATE_SHARE * writers.running[at] + writers.readers.passed[at]

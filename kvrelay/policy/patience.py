@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 SILENT_LEASES = 3.0
 """Leases without a sign of health after which a worker's running requests are given up.
 
@@ -28,6 +30,9 @@ MOST_HOLDS = 2
 MUCH_LONGER = 4.0
 """A prompt that has so many times as much left to compute lets another one go first: that costs it little, and saves
 the other most of its wait. Prompts of about the same length gain nothing by changing places."""
+BESIDE_ANSWERS = 0.5
+"""Of the limit for one prompt in a shared step, what it gets in a step that also writes answers: each of them waits for
+the whole step, and a second step costs the prompt little more than the answers' own time."""
 MAX_HELD_STEPS = 4
 """Steps in a row that a prompt stands back for others: it gets a part of every fifth one, however many they are."""
 
@@ -40,6 +45,11 @@ def held_until_s(now: float, predicted_s: float) -> float:
 def longest_hold_s(transfer_wait_s: float) -> float:
     """Nobody is held for so long that its silence would count as that of a prefill worker."""
     return max(0.0, min(LONGEST_HOLD_S, (transfer_wait_s - HELD_SLACK_S) / (1.0 + HELD_MARGIN)))
+
+
+def beside_answers(shared_chunk_tokens: int) -> int:
+    """Most tokens of one prompt in a step that also writes answers; 0: no such limit."""
+    return math.ceil(BESIDE_ANSWERS * shared_chunk_tokens)
 
 
 def stands_back(tokens: float, others_tokens: float) -> bool:

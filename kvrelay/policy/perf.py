@@ -29,9 +29,10 @@ def prefill_seconds(rates: Rates, new_tokens: float, past_tokens: float) -> floa
     return rates[0] + rates[1] * new_tokens + rates[2] * (new_tokens * (past_tokens + new_tokens / 2))
 
 
-def beside_a_step(prefill_rates: Rates, step_rates: Rates) -> Rates:
-    """What a prefill adds to a step that begins anyway, as rates like ``prefill_rates``."""
-    return max(0.0, prefill_rates[0] - step_rates[0]), *prefill_rates[1:]
+def beside_an_answer(prefill_rates: Rates, answer_s: float) -> Rates:
+    """What a prefill adds where an answer is written anyway, as rates like ``prefill_rates``: its start is a way to the
+    worker, a step and the way back, and the answer has all of them."""
+    return max(0.0, prefill_rates[0] - answer_s), *prefill_rates[1:]
 
 
 def step_seconds(rates: Rates, sequences: float, kv_tokens: float) -> float:

@@ -18,8 +18,10 @@ from kvrelay.policy.cost import (
     Source,
     Ways,
     Writers,
+    between_chunks_s,
     harmed,
     least_read_s,
+    prefill_price,
     read,
     transfer_s,
     write,
@@ -30,7 +32,6 @@ EQUAL_SHARE = 0.01
 """Costs that differ by less than this share are equal: no prediction is that good, and equals take turns, which
 spreads what they cache."""
 RUNNERS_UP = 3
-EFFORT = 1.0 + EFFORT_SHARE
 
 
 class Path(StrEnum):
@@ -127,7 +128,7 @@ class _Prices:
             for at, writing in self._writing.items()
         }
         self._least_read_s = {
-            at: readers.queue_s[at] + least_read_s(prompt, readers, at, EFFORT) + ways.least_s[at]
+            at: readers.queue_s[at] + least_read_s(prompt, readers, at, prefill_price(readers, at)) + ways.least_s[at]
             for at in ways.readers
         }
         """By reader, with the least that its way to a writer takes."""
@@ -136,14 +137,23 @@ class _Prices:
         """What a reader costs, and why."""
         known = self._reads.get(at)
         if known is None:
-            reading = read(self._prompt, self._readers, at, EFFORT)
-            read_s = self._readers.queue_s[at] + reading.source_s + EFFORT * reading.prefill_s
+            price = prefill_price(self._readers, at)
+            reading = read(self._prompt, self._readers, at, price)
+            read_s = self._readers.queue_s[at] + reading.source_s + price * reading.prefill_s
             known = self._reads[at] = read_s, reading
         return known
 
     def _remote_s(self, reader: int, writer: int) -> float:
         read_s, reading = self._read(reader)
-        return read_s + self._moved_s(reader, writer, reading) + self._write_s[writer]
+        moved_s = self._moved_s(reader, writer, reading)
+        return read_s + moved_s + self._write_s[writer] + self._behind_s(reader, writer, reading, moved_s)
+
+    def _behind_s(self, reader: int, writer: int, reading: Reading, moved_s: float) -> float:
+        """How long the prompts that the writer computes itself keep one waiting that comes when the reader is done."""
+        queue_s = self._writers.readers.queue_s[writer]
+        if not queue_s:
+            return 0.0
+        return max(0.0, queue_s - self._readers.queue_s[reader] - reading.source_s - reading.prefill_s - moved_s)
 
     def _moved_s(self, reader: int, writer: int, reading: Reading) -> float:
         return transfer_s(self._prompt, self._readers, reading.prefill_s, self._ways, reader, writer)
@@ -152,8 +162,8 @@ class _Prices:
         """Of a writer that computes the prompt itself."""
         return read(self._prompt, self._writers.readers, at, 1.0 + harmed(self._writers, at))
 
-    def _own_harm_s(self, own: Reading, at: int) -> float:
-        return own.prefill_s * harmed(self._writers, at)
+    def _own_wait_s(self, at: int, own: Reading) -> float:
+        return self._writers.readers.queue_s[at] + between_chunks_s(self._prompt, self._writers, at, own)
 
     # ------------------------------------------------------------ the cheapest
 
@@ -162,14 +172,16 @@ class _Prices:
         """Writers that compute the prompt themselves: the cheapest, and all equals."""
         found: list[_Priced] = []
         limit_s, writers = float("inf"), self._writers
+        rest_s = {at: writers.readers.queue_s[at] + self._write_s[at] for at in writers.computes}
         for least_s, at in sorted(
-            (self._write_s[at] + least_read_s(self._prompt, writers.readers, at, 1.0 + harmed(writers, at)), at)
-            for at in writers.computes
+            (rest + least_read_s(self._prompt, writers.readers, at, 1.0 + harmed(writers, at)), at)
+            for at, rest in rest_s.items()
         ):
             if least_s > limit_s:
                 break
             own = self._own_reading(at)
-            total_s = own.source_s + own.prefill_s + self._own_harm_s(own, at) + self._write_s[at]
+            total_s = own.source_s + (1.0 + harmed(writers, at)) * own.prefill_s + rest_s[at]
+            total_s += between_chunks_s(self._prompt, writers, at, own)
             insort(found, (total_s, LOCAL, at))
             if len(found) > RUNNERS_UP:
                 limit_s = max(found[RUNNERS_UP][0], (1.0 + EQUAL_SHARE) * found[0][0])
@@ -245,6 +257,8 @@ class _Prices:
         local = reader == LOCAL
         reading, writing = self._own_reading(writer) if local else self._read(reader)[1], self._writing[writer]
         stored = 0.0 if local else self._ways.stored_tokens[reader][writer]
+        moved_s = 0.0 if local else self._moved_s(reader, writer, reading)
+        behind_s = self._own_wait_s(writer, reading) if local else self._behind_s(reader, writer, reading, moved_s)
         own = (
             ((Item.SOURCE, reading.source_s), (Item.PREFILL, reading.prefill_s))
             if local
@@ -252,11 +266,11 @@ class _Prices:
                 (Item.QUEUE, self._readers.queue_s[reader]),
                 (Item.SOURCE, reading.source_s),
                 (Item.PREFILL, reading.prefill_s),
-                (Item.TRANSFER, self._moved_s(reader, writer, reading)),
+                (Item.TRANSFER, moved_s),
             )
         )
         effort = () if local else ((Item.EFFORT, EFFORT_SHARE * reading.prefill_s),)
-        harm_s = writing.harm_s + (self._own_harm_s(reading, writer) if local else 0.0)
+        others = harmed(self._writers, writer) if local else self._readers.passed[reader]
         return Option(
             path=Path.LOCAL if local else Path.REMOTE_PREFILL,
             prefill=None if local else self._readers.names[reader],
@@ -266,9 +280,9 @@ class _Prices:
             moved_tokens=0 if local else int(max(0.0, self._prompt.tokens - stored)),
             items=(
                 *own,
-                (Item.DECODE_WAIT, writing.wait_s),
+                (Item.DECODE_WAIT, writing.wait_s + behind_s),
                 (Item.ANSWER, self._writers.answer_s[writer]),
-                (Item.HARM, harm_s),
+                (Item.HARM, writing.harm_s + others * reading.prefill_s),
                 *effort,
                 (Item.PRESSURE, writing.pressure_s),
             ),

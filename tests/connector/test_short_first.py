@@ -95,7 +95,7 @@ def test_a_short_prompt_has_the_next_step_without_the_long_one_and_the_long_one_
     short = bench.add(60)
     assert bench.step() == {short: 60}
     assert bench.running == [long, short], "each in its place"
-    assert bench.step() == {long: SHARED, short: 1}
+    assert bench.step() == {long: SHARED // 2, short: 1}
 
 
 def test_who_writes_an_answer_is_never_held_back(model: Path) -> None:
@@ -105,6 +105,17 @@ def test_who_writes_an_answer_is_never_held_back(model: Path) -> None:
     short = bench.add(30)
     assert bench.step() == {writer: 1, short: 30}
     assert bench.running == [writer, long, short]
+
+
+def test_a_step_that_writes_answers_takes_few_tokens_of_each_prompt(model: Path) -> None:
+    bench = Bench(model)
+    writer = bench.add(40)
+    bench.step()
+    late = bench.add(SHARED)
+    assert bench.step() == {writer: 1, late: SHARED // 2}
+    assert bench.step() == {writer: 1, late: SHARED // 2}
+    assert bench.step() == {writer: 1, late: 1}
+    assert bench.scheduler.scheduler_config.long_prefill_token_threshold == SHARED
 
 
 def test_prompts_of_about_the_same_length_share_their_steps(model: Path) -> None:

@@ -45,6 +45,18 @@ def test_a_worker_is_believed_to_be_like_its_kind_until_it_is_seen_often_enough(
     assert known.perf("w").prefill_s(100) == pytest.approx(7.0, rel=0.1)
 
 
+def test_who_computes_prompts_of_one_length_alone_knows_from_its_kind_what_others_take() -> None:
+    known = experience()
+    known.join(worker("twin"))
+    for tokens in (10, 100, 1000) * 10:
+        known.saw("w", lambda perf, tokens=tokens: perf.saw_prefill(tokens, 0, 0.05 + 0.01 * tokens))  # type: ignore[misc]
+    for _ in range(2 * OWN_AFTER):
+        known.saw("twin", lambda perf: perf.saw_prefill(10, 0, 0.3))
+    assert known.prefill("twin").seen == 2 * OWN_AFTER
+    assert known.perf("twin").prefill_s(10) == pytest.approx(0.3, rel=0.1)
+    assert known.perf("twin").prefill_s(1000) == pytest.approx(20.0, rel=0.4)
+
+
 def test_a_restarted_worker_keeps_what_is_known_of_it_unless_it_became_another_kind() -> None:
     known = experience()
     known.saw("w", slow)

@@ -94,11 +94,14 @@ def test_the_time_per_token_is_learned() -> None:
     assert brain.experience.perf("d").step_s(1, 120) == pytest.approx(STEP_S, rel=0.05)
 
 
-@pytest.mark.parametrize(("latency_s", "reason"), [(0.015, ""), (0.3, "cheaper")])
-def test_a_prompt_stays_on_d_once_hand_offs_are_known_to_cost_more(latency_s: float, reason: str) -> None:
+@pytest.mark.parametrize(
+    ("tokens", "latency_s", "reason"),
+    [(3, 0.015, "cheaper"), (300, 0.015, ""), (300, 0.9, "cheaper")],
+)
+def test_a_prompt_stays_on_d_once_hand_offs_are_known_to_cost_more(tokens: int, latency_s: float, reason: str) -> None:
     brain, reasons = fleet(), []
     for number in range(30):
-        serve(brain, f"r{number}", 3, 100.0 * number, latency_s=latency_s)
+        serve(brain, f"r{number}", tokens, 100.0 * number, latency_s=latency_s)
         reasons.append(brain.ledger.get(f"r{number}").local_reason)  # type: ignore[union-attr]
     assert reasons[:ENOUGH_HANDOFFS] == [""] * ENOUGH_HANDOFFS
     assert reasons[-1] == reason

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from kvrelay.policy.cost import (
     OWN,
     Item,
     Kind,
+    between_chunks_s,
     harmed,
     kv_pressure,
+    prefill_price,
     read,
     transfer_s,
     uncached_tokens,
@@ -83,8 +87,9 @@ def test_a_request_pays_for_what_it_slows_down() -> None:
     there = writers(2, sequences=[0, 10], kv=[0, 10_000])
     idle, busy = (write(prompt(1000), there, at).harm_s for at in (0, 1))
     assert idle == 0.0
-    # One more sequence and 1,100 more tokens to read: 2.1 ms a step, for ten others, over a hundred tokens.
-    assert busy == pytest.approx(0.0021 * 10 * 100)
+    # One more sequence and 1,100 more tokens to read: 2.1 ms a step, for ten others, half of whose answers are written,
+    # over a hundred tokens.
+    assert busy == pytest.approx(0.0021 * 10 / 2 * 100)
 
 
 @pytest.mark.parametrize(("kv", "share"), [(0, 0.0), (98_900, 0.0), (99_900, 1000 / 99_900), (200_000, 0.5055)])
@@ -94,7 +99,25 @@ def test_a_full_worker_makes_wait_for_the_blocks_that_lack(kv: int, share: float
     assert writing.wait_s == pytest.approx(share * 50 * step_s, rel=1e-3)
 
 
-@pytest.mark.parametrize(("running", "usual", "many"), [(0, 1.0, 1.0), (0, 4.0, 4.0), (7, 4.0, 7.0)])
-def test_a_local_prefill_is_paid_by_those_who_run_or_usually_run_there(running: int, usual: float, many: float) -> None:
-    there = writers(1, sequences=running, usual=usual)
-    assert harmed(there, 0) == many
+@pytest.mark.parametrize(("running", "passed", "price"), [(1.0, 0, 0.5), (8.0, 0, 4.0), (8.0, 2, 6.0)])
+def test_a_prompt_on_d_delays_half_of_each_running_answer_and_all_of_the_prompts_that_it_passes(
+    running: float, passed: int, price: float
+) -> None:
+    assert harmed(writers(1, running=running, passed=[passed]), 0) == price
+
+
+@pytest.mark.parametrize(
+    ("tokens", "cached", "chunk_tokens", "steps"),
+    [(64, 0, math.inf, 0), (64, 0, 64, 0), (64, 0, 32, 1), (65, 0, 32, 2), (1000, 990, 32, 0)],
+)
+def test_between_its_chunks_a_prompt_on_d_waits_for_the_answers_there(
+    tokens: int, cached: int, chunk_tokens: float, steps: int
+) -> None:
+    there = writers(1, sequences=10, kv=10_000, chunk_tokens=chunk_tokens, cached=cached)
+    own = read(prompt(tokens), there.readers, 0)
+    assert between_chunks_s(prompt(tokens), there, 0, own) == pytest.approx(steps * (0.01 + 10 * 1e-3 + 10_000 * 1e-6))
+
+
+@pytest.mark.parametrize(("passed", "price"), [(0, 1.1), (2, 3.1)])
+def test_a_prompt_on_p_delays_those_that_it_passes_and_whoever_comes_next(passed: int, price: float) -> None:
+    assert prefill_price(readers(1, passed=[passed]), 0) == pytest.approx(price)

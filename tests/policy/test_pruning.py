@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator
 from itertools import product
@@ -9,7 +10,6 @@ from itertools import product
 import pytest
 
 from kvrelay.policy.cost import (
-    EFFORT_SHARE,
     Kind,
     Offer,
     Prompt,
@@ -17,7 +17,9 @@ from kvrelay.policy.cost import (
     Source,
     Ways,
     Writers,
+    between_chunks_s,
     harmed,
+    prefill_price,
     read,
     transfer_s,
     write,
@@ -51,6 +53,7 @@ class State:
             names=[f"{prefix}{number}" for number in range(count)],
             rates=[tuple(self._few(1, 0.0, 0.01) + self._few(1, 1e-4, 1e-3) + [1e-8]) for _ in range(count)],
             queue_s=self._few(count, 0.0, 0.0, 0.1, 3.0),
+            passed=[self.dice.choice((0, 0, 0, 1, 3)) for _ in range(count)],
             offers=offers,
             hints=[self._hints(each) for each in offers],
             token_bytes=self._few(count, 1e3, 1e5),
@@ -76,11 +79,12 @@ class State:
             step_rates=[(0.01, 1e-3, 1e-6)] * count,
             answer_s=self._few(count, 0.01, 0.02),
             sequences=self._few(count, 0.0, 0.0, 4.0, 30.0),
-            usual_sequences=self._few(count, 1.0, 4.0),
+            running=self._few(count, 1.0, 1.0, 4.0, 30.0),
             kv_tokens=self._few(count, 0.0, 1e4, 9e4),
             kv_capacity_tokens=self._few(count, 1e5, 1e5, 2e4),
             remaining_tokens=self.dice.choice((0.5, 100.0)),
             computes=[at for at in range(count) if self.dice.random() < 0.5],
+            chunk_tokens=self._few(count, 32.0, 512.0, math.inf),
         )
 
     def _ways(self, reading: int, writing: int) -> Ways:
@@ -105,18 +109,22 @@ class State:
         """Total, the reader's part of it, and way, of every pair."""
         for reader, writer in product(self.ways.readers, self.ways.writers):
             if self.ways.allowed[reader][writer]:
-                reading = read(self.prompt, self.readers, reader, 1.0 + EFFORT_SHARE)
+                price = prefill_price(self.readers, reader)
+                reading = read(self.prompt, self.readers, reader, price)
                 moved_s = transfer_s(self.prompt, self.readers, reading.prefill_s, self.ways, reader, writer)
-                read_s = self.readers.queue_s[reader] + reading.source_s + (1.0 + EFFORT_SHARE) * reading.prefill_s
+                read_s = self.readers.queue_s[reader] + reading.source_s + price * reading.prefill_s
                 way = self.readers.names[reader], self.writers.readers.names[writer]
-                yield read_s + moved_s + self.write_s(writer), read_s, way
+                ready_s = self.readers.queue_s[reader] + reading.source_s + reading.prefill_s + moved_s
+                behind_s = max(0.0, self.writers.readers.queue_s[writer] - ready_s)
+                yield read_s + moved_s + behind_s + self.write_s(writer), read_s, way
 
     def local(self) -> Iterator[tuple[float, float, Way]]:
         """The same of writers that compute the prompt themselves; the whole is their part."""
         for at in self.writers.computes:
             price = 1.0 + harmed(self.writers, at)
             own = read(self.prompt, self.writers.readers, at, price)
-            total_s = own.source_s + price * own.prefill_s + self.write_s(at)
+            wait_s = self.writers.readers.queue_s[at] + between_chunks_s(self.prompt, self.writers, at, own)
+            total_s = wait_s + own.source_s + price * own.prefill_s + self.write_s(at)
             yield total_s, total_s, (None, self.writers.readers.names[at])
 
     def write_s(self, at: int) -> float:

@@ -48,7 +48,9 @@ def test_the_p_that_is_done_first_is_chosen(
         # The same tokens weigh less on a larger pool.
         ({"sequences": [1, 1], "kv": 60_000, "capacity": [80_000, 400_000]}, "d1"),
         ({"last_chosen": [9, 8]}, "d1"),
-        ({"queue_s": [0.3, 0.0]}, "d1"),
+        ({"queue_s": [1.3, 0.0]}, "d1"),
+        # What D computes itself is done when P is.
+        ({"queue_s": [0.9, 0.0]}, "d0"),
     ],
 )
 def test_the_d_that_costs_least_is_chosen(more: dict[str, object], chosen: str) -> None:
@@ -60,6 +62,17 @@ def test_the_d_that_costs_least_is_chosen(more: dict[str, object], chosen: str) 
 def test_what_d_s_node_has_counts_where_the_link_is_slow(bytes_per_s: float, chosen: str) -> None:
     link = ways(1, 2, bytes_per_s=bytes_per_s, stored=[0, 1000])
     assert picked(choose(prompt(1000), readers(1), writers(2), link)) == ("p0", chosen)
+
+
+def test_a_prompt_that_others_stand_back_for_goes_where_it_delays_nobody() -> None:
+    there = readers(2, passed=[1, 0], queue_s=[0.0, 0.9])
+    decision = choose(prompt(1000), there, writers(1), ways(2, 1))
+    assert picked(decision) == ("p1", "d0")
+    assert decision is not None
+    (other,) = decision.runners_up
+    assert other.prefill == "p0"
+    assert dict(other.items)["harm"] == pytest.approx(1.0)
+    assert other.ttft_s < decision.chosen.ttft_s
 
 
 def test_p_and_d_are_chosen_together() -> None:
@@ -77,17 +90,37 @@ def test_p_and_d_are_chosen_together() -> None:
         (1000, 997, 0, Path.LOCAL),  # D has nearly all of it
         (1000, 900, 0, Path.REMOTE_PREFILL),
         (4, 0, 40, Path.REMOTE_PREFILL),  # forty streams would stand still
+        (4, 0, 1, Path.LOCAL),
     ],
 )
 def test_a_prompt_stays_on_d_when_that_delays_everybody_less_than_a_hand_off(
     tokens: int, cached_on_d: int, running: int, path: Path
 ) -> None:
-    there = writers(1, computes=True, cached=cached_on_d, sequences=running)
+    there = writers(1, computes=True, cached=cached_on_d, sequences=running, running=max(1, running))
     decision = choose(prompt(tokens), readers(1, cached=cached_on_d), there, ways(1, 1))
     assert decision is not None
     assert decision.chosen.path is path
     assert (decision.chosen.prefill is None) == (path is Path.LOCAL)
     assert {option.path for option in (decision.chosen, *decision.runners_up)} == {Path.LOCAL, Path.REMOTE_PREFILL}
+
+
+@pytest.mark.parametrize(
+    ("queue_s", "passed", "running", "path"),
+    [
+        (0.0, 0, 6, Path.REMOTE_PREFILL),  # an idle P delays nobody
+        (0.1, 0, 6, Path.REMOTE_PREFILL),
+        (0.15, 1, 6, Path.LOCAL),  # it would wait for a step of a long prompt, and then keep that one waiting
+        (0.3, 0, 6, Path.LOCAL),  # it would wait for others like it
+        (0.15, 1, 20, Path.REMOTE_PREFILL),
+    ],
+)
+def test_a_short_prompt_need_not_queue_where_d_computes_it_at_less_cost(
+    queue_s: float, passed: int, running: int, path: Path
+) -> None:
+    there = writers(1, computes=True, sequences=running, running=running)
+    decision = choose(prompt(64), readers(1, queue_s=queue_s, passed=[passed]), there, ways(1, 1))
+    assert decision is not None
+    assert decision.chosen.path is path
 
 
 def test_a_prefix_is_pulled_or_waited_for_when_that_is_cheaper_than_to_compute_it() -> None:

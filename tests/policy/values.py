@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from kvrelay.policy.cost import Kind, Offer, Prompt, Readers, Source, Ways, Writers
@@ -25,6 +26,7 @@ def readers(
     prefix: str = "p",
     *,
     queue_s: Sequence[float] | float = 0.0,
+    passed: Sequence[int] | None = None,
     cached: Sequence[float] | float = 0.0,
     last_chosen: Sequence[int] | None = None,
     rates: tuple[float, float, float] = PREFILL_RATES,
@@ -39,6 +41,7 @@ def readers(
         names=tuple(f"{prefix}{number}" for number in range(count)),
         rates=[rates] * count,
         queue_s=floats(queue_s, count),
+        passed=passed if passed is not None else [0] * count,
         offers=held,
         hints=held,
         token_bytes=floats(token_bytes, count),
@@ -50,25 +53,28 @@ def writers(
     count: int,
     *,
     sequences: Sequence[float] | float = 0.0,
-    usual: Sequence[float] | float = 1.0,
+    running: Sequence[float] | float = 1.0,
+    chunk_tokens: float = math.inf,
     kv: Sequence[float] | float = 0.0,
     capacity: Sequence[float] | float = 100_000.0,
     remaining: float = 100.0,
     computes: bool = False,
     cached: Sequence[float] | float = 0.0,
     queue_s: Sequence[float] | float = 0.0,
+    passed: Sequence[int] | None = None,
     last_chosen: Sequence[int] | None = None,
 ) -> Writers:
     return Writers(
-        readers=readers(count, "d", cached=cached, queue_s=queue_s, last_chosen=last_chosen),
+        readers=readers(count, "d", cached=cached, queue_s=queue_s, passed=passed, last_chosen=last_chosen),
         step_rates=[STEP_RATES] * count,
         answer_s=floats(ANSWER_S, count),
         sequences=floats(sequences, count),
-        usual_sequences=floats(usual, count),
+        running=floats(running, count),
         kv_tokens=floats(kv, count),
         kv_capacity_tokens=floats(capacity, count),
         remaining_tokens=remaining,
         computes=range(count) if computes else (),
+        chunk_tokens=[chunk_tokens] * count,
     )
 
 

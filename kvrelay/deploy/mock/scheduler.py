@@ -16,6 +16,7 @@ from kvrelay.deploy.mock.kv_cache import KvCache
 from kvrelay.deploy.mock.order import Order
 from kvrelay.deploy.mock.sequence import Ending, Sequence
 from kvrelay.deploy.mock.timing import Chunk, Timing
+from kvrelay.policy.patience import beside_answers
 from kvrelay.types import Value
 
 MAX_SEQUENCES = 256
@@ -90,6 +91,8 @@ class Scheduler:
         """With the time at which the load ends."""
         self._running: dict[Sequence, None] = {}
         self._order = Order()
+        self._chunk_tokens = limits.shared_chunk_tokens
+        """Most tokens of one prompt in this step, unless it is alone."""
         self._held: Collection[Sequence] = ()
         """Those of the running ones that have no part in this step."""
 
@@ -131,7 +134,10 @@ class Scheduler:
         self._finish_loads(now)
         budget = self._limits.max_batched_tokens
         parts: dict[Sequence, int] = {}
-        self._held = self._order.stand_back(self._running, self._waiting) if self._limits.shared_chunk_tokens else ()
+        shared_tokens = self._limits.shared_chunk_tokens
+        writes = shared_tokens and any(each.written for each in self._running)
+        self._chunk_tokens = beside_answers(shared_tokens) if writes else shared_tokens
+        self._held = self._order.stand_back(self._running, self._waiting) if shared_tokens else ()
         for sequence in [each for each in self._running if each not in self._held]:
             count = min(self._share(sequence), budget)
             if count and sequence in self._running and self._make_room(sequence, sequence.computed + count):
@@ -145,7 +151,7 @@ class Scheduler:
 
     def _share(self, sequence: Sequence) -> int:
         """How many tokens of ``sequence`` one step computes at most."""
-        limit = self._limits.shared_chunk_tokens
+        limit = self._chunk_tokens
         alone = self.running + self.waiting - len(self._held) <= 1
         return sequence.missing if alone or not limit else min(sequence.missing, limit)
 

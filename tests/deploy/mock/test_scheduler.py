@@ -106,6 +106,15 @@ def test_a_long_prompt_shares_its_steps_only_when_it_is_not_alone() -> None:
     assert bench.step() == {long: 6, other: 6}
 
 
+def test_a_step_that_writes_answers_takes_few_tokens_of_each_prompt() -> None:
+    bench = Bench(budget=16, shared=6)
+    short, late = sequence([2] * 4, max_tokens=9), sequence(6)
+    bench.add(short)
+    bench.step()
+    bench.add(late)
+    assert [bench.step() for _ in range(3)] == [{short: 1, late: 3}, {short: 1, late: 3}, {short: 1, late: 1}]
+
+
 def test_a_long_prompt_stands_back_for_much_shorter_ones_but_not_for_ever() -> None:
     bench, long = Bench(budget=16, shared=6), sequence(200)
     bench.add(long)
