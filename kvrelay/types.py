@@ -179,6 +179,14 @@ class WorkerInfo(Value, frozen=True, kw_only=True):
     engine: Engine
 
 
+class Drain(Value, frozen=True, kw_only=True):
+    """Whether a worker is to become empty. Of two orders the one with the higher ``number`` is newer; each router
+    numbers its own from the highest that it knows on."""
+
+    number: int = 0
+    draining: bool = False
+
+
 class StoreInfo(Value, frozen=True, kw_only=True):
     """A store as it registers with the router."""
 

@@ -28,9 +28,10 @@ from kvrelay.errors import Lost, Misconfigured
 from kvrelay.feed import Feed
 from kvrelay.fleet.page_log import PageLog
 from kvrelay.protocol.engine import engine_key
-from kvrelay.protocol.feed import Heartbeat, RegisterWorker
+from kvrelay.protocol.feed import Heartbeat, RegisterWorker, SetDrain
+from kvrelay.protocol.message import Message
 from kvrelay.race import until_one_ends
-from kvrelay.types import Engine, Role, Value, WorkerInfo
+from kvrelay.types import Drain, Engine, Role, Value, WorkerInfo
 
 HEARTBEATS_PER_LOOK = 2
 """Each look at the engine's health costs it and its supervisor a request; a dead engine is noticed without."""
@@ -62,12 +63,23 @@ class Worker:
         self._engine = engine
         self._engine_file = engine_file
         self.healthy = True
+        self.drain = Drain()
+        """What routers told last: whoever forgets it is told again from here."""
         self.pages = PageLog(info.incarnation)
         self.relay = EventRelay(events, EnginePages(self.pages, self.engine_now))
 
     def __repr__(self) -> str:
         state = "healthy" if self.healthy else "not healthy"
         return f"<Worker {self.info.name}, {self.info.role}, {state}, {self.info.url}>"
+
+    def registration(self) -> RegisterWorker:
+        return RegisterWorker(worker=self.info, drain=self.drain)
+
+    def hear(self, message: Message, tell: Callable[[RegisterWorker], None]) -> None:
+        """A router says something; ``tell`` all of them what is new of it."""
+        if isinstance(message, SetDrain) and message.drain.number > self.drain.number:
+            self.drain = message.drain
+            tell(self.registration())
 
     def heartbeat(self) -> Heartbeat:
         us = self.info
@@ -86,7 +98,7 @@ class Worker:
             engine = self.engine_now()
             if engine != self.info.engine:
                 self.info = msgspec.structs.replace(self.info, engine=engine)
-                tell(RegisterWorker(worker=self.info))
+                tell(self.registration())
             await asyncio.sleep(every_s)
 
     def engine_now(self) -> Engine:
@@ -183,12 +195,14 @@ def read_engine(path: Path) -> Engine:
 
 
 def _feed(worker: Worker, routers: tuple[str, ...], key: bytes, heartbeat_s: float) -> Feed:
-    return Feed(
+    feed = Feed(
         routers,
         key,
         sender=worker.info.name,
-        registration=RegisterWorker(worker=worker.info),
+        registration=worker.registration(),
         heartbeat=worker.heartbeat,
         heartbeat_s=heartbeat_s,
         pages=worker.pages,
+        heard=lambda message: worker.hear(message, feed.register),
     )
+    return feed

@@ -10,7 +10,7 @@ from kvrelay.fleet.flight import AbandonDecode, Flight, LegState, PromptLeg
 from kvrelay.fleet.loads import Loads
 from kvrelay.fleet.workers import Fleet, Member
 from kvrelay.protocol.operator import Remaining
-from kvrelay.types import WorkerInfo
+from kvrelay.types import Drain, WorkerInfo
 
 
 class Drains:
@@ -28,16 +28,29 @@ class Drains:
     def begin(self, name: str, now: float, *, force: bool = False) -> None:
         """Give ``name`` no new work. Raises ``Refused`` when nobody else writes answers, unless forced."""
         member = self._known(name)
-        if not force and member.info.role.decodes and not self._others(member.info, now):
+        if not (force or member.draining) and member.info.role.decodes and not self._others(member.info, now):
             raise Refused(
                 f"{name} is the only ready worker that writes answers of {member.info.model}: start another one first, "
                 "or add --force and let its clients wait"
             )
-        member.draining = True
+        member.order_drain(True)
 
     def undo(self, name: str) -> None:
         """Give ``name`` work again. Raises ``Refused``."""
-        self._known(name).draining = False
+        self._known(name).order_drain(False)
+
+    def heard(self, worker: WorkerInfo, told: Drain) -> None:
+        """``worker`` says what it was told last, maybe by another router, or by this one before it was started anew."""
+        member = self._fleet.workers.get(worker.name)
+        if member is not None and member.info.incarnation == worker.incarnation:
+            member.heard_drain(told)
+
+    def untold(self, worker: WorkerInfo) -> Drain | None:
+        """The order that ``worker`` has still to be told."""
+        member = self._fleet.workers.get(worker.name)
+        if member is None or member.info.incarnation != worker.incarnation:
+            return None
+        return member.drain if member.drain.number > member.told_drain else None
 
     def hand_over(self, name: str, now: float) -> list[AbandonDecode]:
         """The streams that ``name`` writes go on elsewhere, from their pages. Raises ``Refused``."""

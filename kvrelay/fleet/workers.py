@@ -12,7 +12,7 @@ from kvrelay.errors import Malformed, Refused
 from kvrelay.identity import ByConversion, Exact, Unlike, can_exchange
 from kvrelay.policy.patience import SILENT_LEASES
 from kvrelay.protocol.client import LinkReport
-from kvrelay.types import Role, StoreInfo, Value, WorkerInfo
+from kvrelay.types import Drain, Role, StoreInfo, Value, WorkerInfo
 
 MAX_MEMBERS = 1024
 FORGET_S = 600.0
@@ -48,11 +48,28 @@ class Member(Generic[Info]):
     left: bool = False
     lost: bool = False
     """Its silence was noticed and acted upon."""
-    draining: bool = False
-    """It finishes what it has and gets no new work."""
+    drain: Drain = field(default_factory=Drain)
+    """The newest order that is known: while it drains, it finishes what it has and gets no new work."""
+    told_drain: int = 0
+    """Number of the order that it said to have."""
     counts: dict[str, int] = field(default_factory=dict)
     ways: tuple[LinkReport, ...] = ()
     """A store's ways to its peers, as it last told."""
+
+    @property
+    def draining(self) -> bool:
+        return self.drain.draining
+
+    def order_drain(self, draining: bool) -> None:
+        """It is to become empty, or to get work again."""
+        if draining != self.draining:
+            self.drain = Drain(number=self.drain.number + 1, draining=draining)
+
+    def heard_drain(self, told: Drain) -> None:
+        """It says what it was told last. That counts, unless a newer order has yet to reach it."""
+        self.told_drain = told.number
+        if told.number >= self.drain.number:
+            self.drain = told
 
     def alive(self, now: float, dead_after_s: float) -> bool:
         return not self.left and now - self.heard_s <= dead_after_s
@@ -107,7 +124,8 @@ class Roster(Generic[Info]):
             raise Refused(f"{info.name} is registered and lives; stop it, or start this one under another name")
         member = self._members[info.name] = Member(info=info, heard_s=now, well_s=now, progress_s=now)
         if old is not None and same:
-            member.links, member.draining, member.stalled_s = old.links, old.draining, old.stalled_s
+            member.links, member.stalled_s = old.links, old.stalled_s
+            member.drain, member.told_drain = old.drain, old.told_drain
             if old.progress is not None:  # to dial again is none
                 member.progress, member.progress_s = old.progress, old.progress_s
         return old is not None and not same

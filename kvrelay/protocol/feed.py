@@ -8,15 +8,25 @@ import msgspec
 
 from kvrelay.protocol.client import LinkReport
 from kvrelay.protocol.message import Message
-from kvrelay.types import Medium, PageFormat, PageName, Stage, StoreInfo, Transport, WorkerInfo
+from kvrelay.types import Drain, Medium, PageFormat, PageName, Stage, StoreInfo, Transport, WorkerInfo
 
 
 class RegisterWorker(Message, frozen=True, kw_only=True):
+    """Sent first over every link, and again whenever it has changed."""
+
     worker: WorkerInfo
+    drain: Drain = Drain()
+    """What the worker was last told: a router that was started again, or did not tell it, learns it so."""
 
 
 class RegisterStore(Message, frozen=True, kw_only=True):
     store: StoreInfo
+
+
+class SetDrain(Message, frozen=True, kw_only=True):
+    """A router tells a worker whether it drains. The worker keeps the order with the highest number, and tells all."""
+
+    drain: Drain
 
 
 class Heartbeat(Message, frozen=True, kw_only=True):
@@ -120,6 +130,6 @@ class PageSnapshot(Message, frozen=True, kw_only=True):
 
 
 FeedMessage = (
-    RegisterWorker | RegisterStore | Neighbours | PushOrder | Heartbeat | Leaving | TransferEvent
+    RegisterWorker | RegisterStore | SetDrain | Neighbours | PushOrder | Heartbeat | Leaving | TransferEvent
     | PagesWanted | PageEvents | PageSnapshot
 )  # fmt: skip

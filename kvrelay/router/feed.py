@@ -20,6 +20,7 @@ from kvrelay.protocol.feed import (
     PagesWanted,
     RegisterStore,
     RegisterWorker,
+    SetDrain,
     TransferEvent,
 )
 from kvrelay.protocol.message import Message
@@ -77,16 +78,23 @@ class FeedServer:
         while True:
             await self._ask(channel, self._take(member, await channel.recv()))
             await asyncio.sleep(0)  # a snapshot is many messages at once: streams go on between them
-            told = await self._tell(channel, member, told)
+            if isinstance(member, WorkerInfo):
+                await self._tell_drain(channel, member)
+            else:
+                told = await self._tell(channel, member, told)
 
     async def _ask(self, channel: Channel, question: PagesWanted | None) -> None:
         if question is not None:
             await channel.send(question, stall_s=ASK_STALL_S)
 
-    async def _tell(self, channel: Channel, member: Member, told: list[str]) -> list[str]:
+    async def _tell_drain(self, channel: Channel, worker: WorkerInfo) -> None:
+        """Tell a worker whether it drains, until it says that it knows: after each word of its own."""
+        drain = self._brain.drains.untold(worker)
+        if drain is not None:
+            await channel.send(SetDrain(drain=drain), stall_s=ASK_STALL_S)
+
+    async def _tell(self, channel: Channel, member: StoreInfo, told: list[str]) -> list[str]:
         """Tell a store where its peers are, if it was not told so: after each word of its own, so with each beat."""
-        if isinstance(member, WorkerInfo):
-            return told
         stores = self._brain.fleet.stores.usable(self._clock())
         others = [store.address for store in stores if store.name != member.name]
         if others != told:
@@ -100,9 +108,10 @@ class FeedServer:
 
     def _register(self, message: Message) -> Member:
         match message:
-            case RegisterWorker(worker=worker):
+            case RegisterWorker(worker=worker, drain=drain):
                 _check_url(worker.url)
                 self._obey(self._brain.register_worker(worker, self._clock()))
+                self._brain.drains.heard(worker, drain)
                 self._heard(worker)
                 return worker
             case RegisterStore(store=store):

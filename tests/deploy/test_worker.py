@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import aiohttp
 import msgspec
 import pytest
 
-from kvrelay.config import ClusterConfig, Config, WorkerConfig
+from kvrelay.config import ClusterConfig, Config, RouterConfig, WorkerConfig
 from kvrelay.connector.engine import write_engine_file
 from kvrelay.deploy import server
 from kvrelay.deploy.engine import EngineSpec, engine_command
@@ -143,6 +144,20 @@ async def test_routers_hear_of_new_weights_once(cluster: Cluster, tiny: Path, tm
         await asyncio.sleep(0.5)
         assert workers.get("p1") is member, "it was registered once, not with every heartbeat"
     assert list(tmp_path.glob("worker-*")) == list(tmp_path.glob("vllm-*")) == []
+
+
+async def test_a_router_that_starts_later_learns_that_a_worker_drains(
+    cluster: Cluster, tiny: Path, tmp_path: Path
+) -> None:
+    later = RouterConfig(port=0, control_port=free_port("127.0.0.1"))
+    async with running(plan_of(tiny, tmp_path, cluster.control, f"127.0.0.1:{later.control_port}")):
+        await until(lambda: cluster.is_ready("p1"))
+        cluster.router.brain.drains.begin("p1", time.monotonic())
+        async with Cluster(tiny, router_config=later) as other:
+            await until(lambda: other.drains("p1"))
+            other.router.brain.drains.undo("p1")
+            await until(lambda: cluster.is_ready("p1"))
+            assert not other.drains("p1")
 
 
 async def test_a_worker_whose_engine_file_vanishes_goes_on_serving(

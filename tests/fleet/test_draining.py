@@ -8,7 +8,7 @@ from kvrelay.errors import Overloaded, Refused
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.flight import Ask
 from kvrelay.protocol.feed import TransferEvent
-from kvrelay.types import RequestFacts, Role, Stage
+from kvrelay.types import Drain, RequestFacts, Role, Stage
 from tests.fleet.values import begun, store, worker
 
 
@@ -80,6 +80,48 @@ def test_a_worker_that_is_started_anew_gets_work_and_one_that_dials_again_does_n
     assert brain.drains.remaining("p1", 0.1).draining
     brain.register_worker(worker("p1", Role.PREFILL, store="sp", incarnation="i2"), 0.2)
     assert not brain.drains.remaining("p1", 0.2).draining
+
+
+def test_what_a_worker_was_told_counts_for_a_router_that_is_started_again(brain: Brain) -> None:
+    brain.drains.heard(worker("p1", Role.PREFILL, store="sp"), Drain(number=3, draining=True))
+    assert brain.drains.remaining("p1", 0.0).draining
+    assert brain.drains.untold(worker("p1", Role.PREFILL, store="sp")) is None
+    brain.drains.undo("p1")
+    assert brain.drains.untold(worker("p1", Role.PREFILL, store="sp")) == Drain(number=4)
+
+
+def test_what_a_worker_says_does_not_undo_an_order_that_has_yet_to_reach_it(brain: Brain) -> None:
+    told = worker("p1", Role.PREFILL, store="sp")
+    brain.drains.begin("p1", 0.0)
+    brain.drains.heard(told, Drain())
+    assert brain.drains.remaining("p1", 0.0).draining
+    order = brain.drains.untold(told)
+    assert order == Drain(number=1, draining=True)
+    brain.drains.heard(told, order)
+    assert brain.drains.untold(told) is None
+
+
+def test_of_two_routers_that_say_different_things_at_a_time_the_one_that_was_first_is_obeyed(brain: Brain) -> None:
+    told = worker("p1", Role.PREFILL, store="sp")
+    brain.drains.heard(told, Drain(number=1, draining=True))
+    brain.drains.undo("p1")
+    brain.drains.heard(told, Drain(number=2, draining=True))
+    assert brain.drains.remaining("p1", 0.0).draining
+    assert brain.drains.untold(told) is None
+
+
+def test_a_former_life_of_a_worker_says_nothing_of_this_one(brain: Brain) -> None:
+    former = worker("p1", Role.PREFILL, store="sp", incarnation="i0")
+    brain.drains.heard(former, Drain(number=9, draining=True))
+    assert not brain.drains.remaining("p1", 0.0).draining
+    assert brain.drains.untold(former) is None
+
+
+def test_the_order_to_drain_a_worker_that_drains_is_none(brain: Brain) -> None:
+    brain.drains.begin("d1", 0.0)
+    brain.drains.begin("d2", 0.0, force=True)
+    brain.drains.begin("d1", 0.0)
+    assert brain.drains.untold(worker("d1", Role.DECODE, store="sd")) == Drain(number=1, draining=True)
 
 
 def test_the_last_worker_that_writes_answers_is_drained_by_force_alone(brain: Brain) -> None:

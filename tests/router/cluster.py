@@ -86,7 +86,7 @@ class Cluster:
         config = Config(router=self.router_config, cluster=ClusterConfig(dead_after_s=self.dead_after_s))
         self.router = Router(config, KEY, self.tokens, self.defaults)
         ready: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
-        api, control = bind_tcp("127.0.0.1", 0), bind_tcp("127.0.0.1", 0)
+        api, control = bind_tcp("127.0.0.1", 0), bind_tcp("127.0.0.1", self.router_config.control_port)
         serving = self.router.serve(api, control, lambda url, address: ready.set_result((url, address)))
         await self._background(serving)
         self.url, self.control = await ready
@@ -148,6 +148,11 @@ class Cluster:
             probes = 5 if fake.renders and not fake.render_shift else 2
             await until(lambda: len(fake.calls) == probes)
         return fake
+
+    def drains(self, name: str) -> bool:
+        """Whether its router knows that ``name`` is to become empty."""
+        member = self.router.brain.fleet.workers.get(name)
+        return member is not None and member.draining
 
     def is_ready(self, name: str) -> bool:
         return self.router.brain.fleet.workers.is_usable(name, time.monotonic())

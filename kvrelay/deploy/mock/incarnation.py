@@ -24,9 +24,10 @@ from kvrelay.errors import Malformed
 from kvrelay.feed import Feed
 from kvrelay.fleet.page_log import PageLog
 from kvrelay.protocol.engine import DecodeLeg, Handoff, PrefillLeg, engine_key
-from kvrelay.protocol.feed import Heartbeat, RegisterWorker
+from kvrelay.protocol.feed import Heartbeat, RegisterWorker, SetDrain
+from kvrelay.protocol.message import Message
 from kvrelay.race import until_one_ends
-from kvrelay.types import Medium, Role, WorkerInfo
+from kvrelay.types import Drain, Medium, Role, WorkerInfo
 
 SHUTDOWN_S = 0.1
 """Requests in flight get no longer when a worker ends: their router hears of it by the broken connection."""
@@ -50,6 +51,7 @@ class Incarnation:
         self._site = site
         self._store = store
         self._condition = condition
+        self._drain = Drain()
         self._malformed = 0
         self._last_leg: Handoff | None = None
         self._handoffs = Handoffs(
@@ -88,11 +90,21 @@ class Incarnation:
             self._site.routers,
             self._site.key,
             sender=self.info.name,
-            registration=RegisterWorker(worker=self.info),
+            registration=self._registration(),
             heartbeat=self._heartbeat,
             heartbeat_s=self._site.config.cluster.heartbeat_s,
             pages=pages,
+            heard=self._hear,
         )
+
+    def _registration(self) -> RegisterWorker:
+        return RegisterWorker(worker=self.info, drain=self._drain)
+
+    def _hear(self, message: Message) -> None:
+        """As a worker does: the newest order of any router is told to all."""
+        if isinstance(message, SetDrain) and message.drain.number > self._drain.number:
+            self._drain = message.drain
+            self._feed.register(self._registration())
 
     def _heartbeat(self) -> Heartbeat:
         counts = {"handoffs_malformed": self._malformed}

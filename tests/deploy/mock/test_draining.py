@@ -16,6 +16,7 @@ from kvrelay.channel import Listener, bind_tcp, connect
 from kvrelay.cli.draining import Routers
 from kvrelay.config import RouterConfig
 from kvrelay.deploy.key import write_secret
+from kvrelay.deploy.ports import free_port
 from kvrelay.deploy.tiny import TinyShape, make_tiny
 from kvrelay.errors import Lost, Malformed, Refused
 from kvrelay.fleet.ledger import Timeline
@@ -23,7 +24,7 @@ from kvrelay.protocol.feed import PagesWanted
 from kvrelay.protocol.operator import AskRemaining, Remaining
 from kvrelay.router.operator import OperatorServer
 from tests.deploy.mock.test_mock_cluster import DECODES, PREFILLS, Mocks, idle, mocked, prompt
-from tests.router.cluster import KEY, until
+from tests.router.cluster import KEY, Cluster, until
 
 CLIENTS = 6
 TOKENS = 24
@@ -122,7 +123,7 @@ async def test_streams_go_on_elsewhere_without_much_to_compute_when_the_deadline
     mocks: Mocks, tmp_path: Path
 ) -> None:
     write_secret(tmp_path / "key", KEY.decode())
-    mocks.suffer(*DECODES, slow=40.0)
+    mocks.suffer(*DECODES, slow=120.0)
     streams = [asyncio.create_task(mocks.stream(prompt(number), 150)) for number in range(4)]
     brain = mocks.cluster.router.brain
     await until(lambda: min(_written(mocks)) > 8)
@@ -178,6 +179,19 @@ async def test_a_router_that_is_started_again_is_told_of_the_drain(mocks: Mocks)
         assert (await asking).is_draining
     serving.cancel()
     await asyncio.gather(serving, return_exceptions=True)
+
+
+async def test_a_router_that_was_away_when_a_worker_was_drained_gives_it_no_work(tiny: Path) -> None:
+    away = RouterConfig(port=0, control_port=free_port("127.0.0.1"))
+    address = f"127.0.0.1:{away.control_port}"
+    async with mocked(tiny, RouterConfig(port=0, control_port=0), more_routers=(address,)) as mocks:
+        async with Routers([mocks.cluster.control], KEY) as routers:
+            await routers.drain("decode-0")
+        async with Cluster(tiny, router_config=away) as other:
+            await until(lambda: other.drains("decode-0") and other.is_ready("decode-1"))
+            async with Routers([address], KEY) as routers:
+                await routers.drain("decode-0", undo=True)
+            await until(lambda: mocks.cluster.is_ready("decode-0"))
 
 
 async def _operators(mocks: Mocks, sock: object) -> None:

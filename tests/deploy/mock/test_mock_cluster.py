@@ -85,10 +85,13 @@ def prompt(number: int) -> list[int]:
 
 
 @asynccontextmanager
-async def mocked(folder: Path, router: RouterConfig, config: Config = CONFIG) -> AsyncIterator[Mocks]:
+async def mocked(
+    folder: Path, router: RouterConfig, config: Config = CONFIG, more_routers: tuple[str, ...] = ()
+) -> AsyncIterator[Mocks]:
     async with Cluster(folder, router_config=router) as cluster:
         names = mock_names(2, 2, 0, stores=2)
-        site = Site(config, folder, cluster.tokens, stores=names.stores, routers=(cluster.control,), key=KEY)
+        routers = (cluster.control, *more_routers)
+        site = Site(config, folder, cluster.tokens, stores=names.stores, routers=routers, key=KEY)
         node = MockNode(site, names.workers)
         ready = asyncio.Event()
         running = asyncio.create_task(node.run(lambda _: ready.set()))
