@@ -19,6 +19,10 @@ class Breakers:
         kept = sorted(name for name, breaker in self._breakers.items() if breaker.state is not State.CLOSED)
         return f"<Breakers open: {', '.join(kept) or 'none'}>"
 
+    def __len__(self) -> int:
+        """Workers that failed and have not succeeded since: all others get requests."""
+        return len(self._breakers)
+
     def of(self, worker: str) -> Breaker:
         return self._breakers.get(worker, Breaker())
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import or_
 
 from kvrelay.fleet.page_map import Run
 from kvrelay.types import Medium
@@ -14,11 +16,13 @@ Places = Mapping[str, Mapping[Medium, int]]
 class Coverage:
     """Leading pages of a prompt by holder. Only an unbroken run from the first page on counts."""
 
-    __slots__ = ("_places", "_runs")
+    __slots__ = ("_places", "_runs", "_wholes")
 
-    def __init__(self, runs: Sequence[Run], places: Places) -> None:
+    def __init__(self, runs: Sequence[Run], places: Places, wholes: Mapping[str, int]) -> None:
+        """``wholes``: bits of all places of each holder."""
         self._runs = runs
         self._places = places
+        self._wholes = wholes
 
     def __repr__(self) -> str:
         held = ", ".join(f"{holder!r} {pages}" for holder, pages in sorted(self.leading().items()))
@@ -43,13 +47,15 @@ class Coverage:
         if not self._runs:
             return {}
         first = self._runs[0].mask
-        found: dict[str, int] = {}
-        for holder, places in self._places.items():
-            wanted = 0
-            for place in places.values():
-                wanted |= place
-            if first & wanted:
-                found[holder] = self._until_missing(wanted)
+        here = [(holder, whole) for holder, whole in self._wholes.items() if whole & first]
+        found = dict.fromkeys([holder for holder, _ in here], self.pages)
+        together, pages = _together(here), 0
+        for end, mask in self._runs:
+            if mask & together != together:  # else none of them ends here
+                found.update([(holder, pages) for holder, whole in here if not whole & mask])
+                here = [each for each in here if each[1] & mask]
+                together = _together(here)
+            pages = end
         return found
 
     def _until_missing(self, wanted: int) -> int:
@@ -59,3 +65,7 @@ class Coverage:
                 break
             pages = end
         return pages
+
+
+def _together(holders: Sequence[tuple[str, int]]) -> int:
+    return reduce(or_, [whole for _, whole in holders], 0)

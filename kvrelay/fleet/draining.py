@@ -33,17 +33,22 @@ class Drains:
                 f"{name} is the only ready worker that writes answers of {member.info.model}: start another one first, "
                 "or add --force and let its clients wait"
             )
-        member.order_drain(True)
+        self._order(member, True)
 
     def undo(self, name: str) -> None:
         """Give ``name`` work again. Raises ``Refused``."""
-        self._known(name).order_drain(False)
+        self._order(self._known(name), False)
+
+    def _order(self, member: Member[WorkerInfo], draining: bool) -> None:
+        member.order_drain(draining)
+        self._fleet.workers.look_again()
 
     def heard(self, worker: WorkerInfo, told: Drain) -> None:
         """``worker`` says what it was told last, maybe by another router, or by this one before it was started anew."""
         member = self._fleet.workers.get(worker.name)
         if member is not None and member.info.incarnation == worker.incarnation:
             member.heard_drain(told)
+            self._fleet.workers.look_again()
 
     def untold(self, worker: WorkerInfo) -> Drain | None:
         """The order that ``worker`` has still to be told."""

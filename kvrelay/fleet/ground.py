@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvrelay.fleet.breakers import Breakers
 from kvrelay.fleet.index import store_key
@@ -13,7 +14,7 @@ from kvrelay.fleet.links import Links
 from kvrelay.fleet.workers import Fleet, Handoff
 from kvrelay.identity import root_of
 from kvrelay.policy.patience import beside_answers
-from kvrelay.types import Engine, Fingerprint, PageName, WorkerInfo
+from kvrelay.types import Engine, Fingerprint, PageName, StoreInfo, WorkerInfo
 
 MAX_NAMINGS = 4
 """Ways to name pages that are asked about for each prompt: naming 10k tokens takes 0.25 ms. Workers of further kinds
@@ -64,6 +65,22 @@ class Ground:
     """One worker's fingerprint for each root, of those that most workers share."""
 
 
+class Seen(NamedTuple):
+    """What a ground was made of."""
+
+    ready: tuple[WorkerInfo, ...]
+    """Of all models."""
+    stores: tuple[StoreInfo, ...]
+    workers: list[WorkerInfo]
+    """Of this model, those that breakers let requests through to,"""
+    all_well: bool
+    """and no breaker could be open."""
+
+    def shows(self, ready: tuple[WorkerInfo, ...], stores: tuple[StoreInfo, ...]) -> bool:
+        """Whether it is the same again, if all are well: nobody came or went."""
+        return self.all_well and self.ready is ready and self.stores is stores
+
+
 class Grounds:
     """The last ground of every model."""
 
@@ -71,21 +88,25 @@ class Grounds:
         self._fleet = fleet
         self._breakers = breakers
         self._links = links
-        self._kept: dict[str, tuple[tuple[list[WorkerInfo], list[str]], Ground]] = {}
+        self._kept: dict[str, tuple[Seen, Ground]] = {}
 
     def __repr__(self) -> str:
         return f"<Grounds of {', '.join(sorted(self._kept)) or 'no model'}>"
 
     def of(self, model: str, now: float) -> Ground:
         """The ground of all usable workers of ``model`` whose breakers let a request through."""
+        ready, stores = self._fleet.workers.usable(now), self._fleet.stores.usable(now)
+        all_well, known = not self._breakers, self._kept.get(model)
+        if known is not None and all_well and known[0].shows(ready, stores):
+            return known[1]
         allowed = self._breakers.allows
-        workers = [worker for worker in self._fleet.serving(model, now) if allowed(worker.name, now)]
-        stores = [store.name for store in self._fleet.stores.usable(now)]
-        known = self._kept.get(model)
+        workers = [worker for worker in ready if worker.model == model and allowed(worker.name, now)]
+        seen = Seen(ready, stores, workers, all_well)
         # Infos are compared by identity first, so this takes microseconds.
-        if known is None or known[0] != (workers, stores):
-            known = self._kept[model] = ((workers, stores), self._survey(workers, now))
-        return known[1]
+        is_same = known is not None and known[0].workers == workers and _names(known[0].stores) == _names(stores)
+        ground = known[1] if known is not None and is_same else self._survey(workers, now)
+        self._kept[model] = seen, ground
+        return ground
 
     def _survey(self, workers: Sequence[WorkerInfo], now: float) -> Ground:
         readers = tuple(worker for worker in workers if worker.role.prefills)
@@ -142,6 +163,10 @@ class Grounds:
 def chunk_tokens(engine: Engine) -> int:
     """Most tokens of one prompt that it computes in a step in which it also writes answers."""
     return beside_answers(engine.shared_chunk_tokens) if engine.lets_pass else engine.max_batched_tokens
+
+
+def _names(stores: tuple[StoreInfo, ...]) -> list[str]:
+    return [store.name for store in stores]
 
 
 def _namings(workers: Sequence[WorkerInfo]) -> dict[PageName, Fingerprint]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.workers import Handoff, Member, NoHandoff
@@ -46,7 +46,7 @@ def examine(brain: Brain, now: float) -> Health:
     )
 
 
-def _judge(brain: Brain, usable: list[WorkerInfo], lost: list[dict[str, str]], now: float) -> tuple[str, str]:
+def _judge(brain: Brain, usable: Sequence[WorkerInfo], lost: list[dict[str, str]], now: float) -> tuple[str, str]:
     if not any(worker.role.decodes for worker in usable):
         return "unavailable", "no worker with role decode or both is ready; start one, or look at its log"
     for worker in usable:
@@ -70,7 +70,7 @@ def _no_store(brain: Brain, worker: WorkerInfo) -> str:
     )
 
 
-def _alone(brain: Brain, usable: list[WorkerInfo], now: float) -> list[str]:
+def _alone(brain: Brain, usable: Sequence[WorkerInfo], now: float) -> list[str]:
     """Decode workers that compute every prompt themselves."""
     return [
         decode.name
@@ -80,12 +80,12 @@ def _alone(brain: Brain, usable: list[WorkerInfo], now: float) -> list[str]:
     ]
 
 
-def _of(usable: list[WorkerInfo], decode: WorkerInfo) -> list[WorkerInfo]:
+def _of(usable: Sequence[WorkerInfo], decode: WorkerInfo) -> list[WorkerInfo]:
     """Workers that prefill the model of ``decode``."""
     return [worker for worker in usable if worker.role.prefills and worker.model == decode.model]
 
 
-def _unpaired(brain: Brain, usable: list[WorkerInfo], now: float) -> Iterator[dict[str, str]]:
+def _unpaired(brain: Brain, usable: Sequence[WorkerInfo], now: float) -> Iterator[dict[str, str]]:
     for decode in (worker for worker in usable if worker.role.decodes):
         for prefill in _of(usable, decode):
             pair = brain.fleet.pair(prefill, decode, now)

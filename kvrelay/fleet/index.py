@@ -62,6 +62,8 @@ class PageIndex:
         self._sending: dict[str, SentPages] = {}
         """What was sent to holders and not reported on; empty ones are taken out when they are met."""
         self._places: dict[str, dict[Medium, int]] = {}
+        self._wholes: dict[str, int] = {}
+        """Bits of all places of each holder."""
         self._last: tuple[Sequence[PageName], Coverage] | None = None
         """The last question and its answer, until something changes: it is asked for every worker."""
 
@@ -99,6 +101,7 @@ class PageIndex:
 
     def _empty(self, holder: str) -> None:
         self._last = None
+        self._wholes.pop(holder, None)
         for place in self._places.pop(holder, {}).values():
             self._map.close(place)
 
@@ -154,6 +157,7 @@ class PageIndex:
         places = self._places.setdefault(holder, {})
         if medium not in places:
             places[medium] = self._map.open()
+            self._wholes[holder] = sum(places.values())
         return places[medium]
 
     # ------------------------------------------------------------ what is sent to them
@@ -169,7 +173,7 @@ class PageIndex:
         """Where a prompt's leading pages are, as reported. Costs 5 to 10 us for 128 pages."""
         if self._last is not None and self._last[0] is names:
             return self._last[1]
-        coverage = Coverage(self._map.find(names), self._places)
+        coverage = Coverage(self._map.find(names), self._places, self._wholes)
         if isinstance(names, tuple):  # nobody can have put other names into it
             self._last = names, coverage
         return coverage
@@ -209,3 +213,5 @@ class PageIndex:
         """Raise AssertionError unless the parts agree."""
         self._map.check_invariants()
         assert self._places.keys() <= self._holders.keys(), "pages of a holder that is unknown"
+        wholes = {holder: sum(places.values()) for holder, places in self._places.items() if places}
+        assert self._wholes == wholes, "places of a holder are mixed up"

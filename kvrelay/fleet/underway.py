@@ -50,6 +50,10 @@ class Underway:
         self._works: dict[str, Work] = {}
         self._by_page: dict[PageName, Work] = {}
         """Who was first to bring each page."""
+        self._others: dict[PageName, list[Work]] = {}
+        """Who brings it too, in the order of their beginnings."""
+        self._announced = 0
+        """Pages of all works, those counted twice that two of them bring."""
 
     def __repr__(self) -> str:
         return f"<Underway {len(self._works)} works, {len(self._by_page)} pages>"
@@ -63,12 +67,14 @@ class Underway:
     def begin(self, work: Work) -> None:
         """Its pages will come. Nothing, when none is lacking or there are too many."""
         coming = work.coming
-        if not coming or len(self._by_page) + len(coming) > MAX_NAMES:
+        if not coming or self._announced + len(coming) > MAX_NAMES:
             return
         self.end(work.key)
         self._works[work.key] = work
+        self._announced += len(coming)
         for name in coming:
-            self._by_page.setdefault(name, work)
+            if self._by_page.setdefault(name, work) is not work:
+                self._others.setdefault(name, []).append(work)
 
     def started(self, key: str, now: float) -> None:
         """It begins only now, or has already."""
@@ -79,24 +85,36 @@ class Underway:
     def end(self, key: str) -> None:
         """It is over, in whatever way."""
         work = self._works.pop(key, None)
-        for name in work.coming if work is not None else ():
-            if self._by_page.get(name) is work:
-                del self._by_page[name]
+        if work is None:
+            return
+        self._announced -= len(work.coming)
+        for name in work.coming:
+            others = self._others.get(name)
+            if others is not None:
+                self._leave_to(others, name, work)
+            else:
+                self._by_page.pop(name, None)
+
+    def _leave_to(self, others: list[Work], name: PageName, work: Work) -> None:
+        if self._by_page[name] is work:
+            self._by_page[name] = others.pop(0)
+        else:
+            others.remove(work)
+        if not others:
+            del self._others[name]
 
     def find(self, names: Sequence[PageName]) -> list[tuple[Work, int]]:
         """Works that bring pages of a prompt, the longest prefix first, and how long a prefix each one brings."""
         if self._by_page.keys().isdisjoint(names):
             return []
-        found: dict[Work, int] = {}
-        bringing = list(map(self._by_page.get, names))
-        for position in range(len(names) - 1, -1, -1):
-            work = bringing[position]
-            if work is not None and work not in found:
-                found[work] = position + 1
-                if len(found) == MOST_WORKS:
-                    break
-        return list(found.items())
+        bringing = list(map(self._by_page.get, reversed(names)))
+        works = [work for work in dict.fromkeys(bringing) if work is not None]
+        return [(work, len(names) - bringing.index(work)) for work in works[:MOST_WORKS]]
 
     def check_invariants(self) -> None:
-        """Raise AssertionError unless every page that is announced belongs to a work that is open."""
-        assert set(self._by_page.values()) <= set(self._works.values()), "a page of a work that is over"
+        """Raise AssertionError unless exactly the pages of open works are announced."""
+        brought = list(self._by_page.items())
+        brought += [(name, work) for name, others in self._others.items() for work in others]
+        coming = {(name, work) for work in self._works.values() for name in work.coming}
+        assert set(brought) == coming, "not the pages of open works"
+        assert len(brought) == len(coming) == self._announced, "pages are miscounted"

@@ -92,6 +92,10 @@ class Roster(Generic[Info]):
         self._dead_after_s = dead_after_s
         self._linked = linked
         self._members: dict[str, Member[Info]] = {}
+        self._ready: tuple[Info, ...] = ()
+        """Usable members, and from when until when (excluded) they are, unless somebody is heard: asking each one takes
+        longer than a choice among them."""
+        self._ready_from_s, self._ready_until_s = math.inf, -math.inf
         self.stale_heartbeats = 0
         """Heartbeats of unknown members or old incarnations."""
         self.refused = 0
@@ -123,6 +127,7 @@ class Roster(Generic[Info]):
             self.refused += 1
             raise Refused(f"{info.name} is registered and lives; stop it, or start this one under another name")
         member = self._members[info.name] = Member(info=info, heard_s=now, well_s=now, progress_s=now)
+        self.look_again()
         if old is not None and same:
             member.links, member.stalled_s = old.links, old.stalled_s
             member.drain, member.told_drain = old.drain, old.told_drain
@@ -136,6 +141,7 @@ class Roster(Generic[Info]):
         if member is not None and member.info.incarnation == incarnation:
             member.links += opened
             member.cut = member.links == 0
+            self.look_again()
 
     def hear(
         self,
@@ -152,12 +158,15 @@ class Roster(Generic[Info]):
         member = self._current(name, incarnation)
         if member is None:
             return False
+        was_usable = self._usable(member, now)
         member.heard_s, member.healthy, member.lost = now, healthy, False
         if healthy:
             member.well_s = now
         member.counts = dict(list(counts.items())[:MAX_COUNTS])
         member.ways = tuple(ways[:MAX_WAYS])
         member.made_progress(progress, now)
+        if self._usable(member, now) is not was_usable:
+            self.look_again()
         return True
 
     def silent_s(self, name: str, now: float) -> float:
@@ -170,12 +179,14 @@ class Roster(Generic[Info]):
         member = self._members.get(name)
         if member is not None and member.stalled_s is None:
             member.stalled_s = now
+            self.look_again()
 
     def leave(self, name: str, incarnation: str) -> bool:
         """A clean goodbye; False when it was not the current incarnation's."""
         member = self._current(name, incarnation)
         if member is not None:
             member.left = member.lost = True
+            self.look_again()
         return member is not None
 
     def _current(self, name: str, incarnation: str) -> Member[Info] | None:
@@ -185,9 +196,25 @@ class Roster(Generic[Info]):
             return None
         return member
 
-    def usable(self, now: float) -> list[Info]:
-        """Members that may get work, by name."""
-        return [member.info for member in self if self._usable(member, now)]
+    def usable(self, now: float) -> tuple[Info, ...]:
+        """Members that may get work, by name; the same object as long as they are the same."""
+        if not self._ready_from_s <= now < self._ready_until_s:
+            self._survey(now)
+        return self._ready
+
+    def look_again(self) -> None:
+        """A member has changed: who is usable is to be asked anew."""
+        self._ready_until_s = -math.inf
+
+    def _survey(self, now: float) -> None:
+        usable = [member for member in self if self._usable(member, now)]
+        ready = tuple(member.info for member in usable)
+        if ready != self._ready:
+            self._ready = ready
+        ends_s = [max(now, member.heard_s + self._dead_after_s) for member in usable]
+        ends_s += [member.stalled_s + STALLED_S for member in self if member.stalled_s is not None]
+        self._ready_from_s = now
+        self._ready_until_s = min((end_s for end_s in ends_s if end_s >= now), default=math.inf)
 
     def is_usable(self, name: str, now: float) -> bool:
         member = self._members.get(name)

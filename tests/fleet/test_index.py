@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 from kvrelay.fleet.event_stream import REPAIR_S
 from kvrelay.fleet.index import GUESS_S, PENDING_S, PageIndex, store_key
 from kvrelay.fleet.page_log import PageLog
@@ -58,6 +60,23 @@ def test_what_holders_tell_is_found_by_holder_and_medium() -> None:
     assert found.at("p1", store_key("p1")) == 4
     assert found.at("nobody") == 0
     index.check_invariants()
+
+
+def test_all_holders_at_once_have_what_each_of_them_has() -> None:
+    for seed in range(50):
+        dice, index = random.Random(seed), PageIndex()
+        holders = [Holder(index, f"p{number}") for number in range(6)]
+        chain = names(*range(1, 9))
+        for holder in holders:
+            for medium in (HBM, MEMORY):
+                first = dice.randrange(9)
+                holder.change(chain[: dice.randrange(9)], chain[first : first + 1], medium)
+            holder.news()
+        index.drop(dice.choice(holders).name)
+        found = index.find(tuple(chain))
+        one_by_one = {holder.name: found.at(holder.name) for holder in holders}
+        assert found.leading() == {name: pages for name, pages in one_by_one.items() if pages}, seed
+        index.check_invariants()
 
 
 def test_a_gap_shows_at_its_first_event_and_is_repaired_by_telling_again() -> None:

@@ -188,11 +188,10 @@ def test_when_the_first_dies_another_computes_the_prefix_and_the_rest_waits_for_
 def test_nobody_waits_more_than_twice_however_often_the_first_dies() -> None:
     brain = known_brain([(f"p{number}", "s1") for number in range(8)])
     crowd(brain, 8)
-    failed, commands = "r0", brain.prefill_failed("r0", 0, 0.1, blamed=False)
-    for turn in range(6):
-        sent = [command.request_id for command in commands if isinstance(command, SendPrefill)]
-        failed = sent[0]
-        commands = brain.prefill_failed(failed, 0, 0.2 + turn / 10, blamed=False)
+    computing = ["r0"]
+    for turn in range(7):
+        commands = brain.prefill_failed(computing.pop(0), 0, 0.1 + turn / 10, blamed=False)
+        computing += [command.request_id for command in commands if isinstance(command, SendPrefill)]
     assert max(len(waits(brain, f"r{number}")) for number in range(8)) == 2
     brain.tick(60.0)
     assert len(brain.prefixes.holds) == 0

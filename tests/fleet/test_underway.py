@@ -41,6 +41,20 @@ def test_a_page_is_the_work_s_that_was_first_to_bring_it() -> None:
     assert (found(known, 1, 2, 3), len(known)) == ([], 0)
 
 
+@pytest.mark.parametrize("over", ["a", "b", "c"])
+def test_what_several_bring_is_under_way_until_the_last_of_them_is_over(over: str) -> None:
+    known = Underway()
+    for key in "abc":
+        known.begin(work(key, 1, 2))
+    known.end(over)
+    first, second = [key for key in "abc" if key != over]
+    assert found(known, 1, 2, 3) == [(first, 2)]
+    known.end(first)
+    assert found(known, 1, 2, 3) == [(second, 2)]
+    known.end(second)
+    assert (found(known, 1, 2, 3), repr(known)) == ([], "<Underway 0 works, 0 pages>")
+
+
 def test_only_pages_that_are_lacking_are_on_their_way() -> None:
     known = Underway()
     known.begin(work("a", 1, 2, first=2))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
+
 import pytest
 
 from kvrelay.errors import Malformed, Refused
-from kvrelay.fleet.workers import FORGET_S, MAX_MEMBERS, Fleet, Handoff, NoHandoff, Roster
+from kvrelay.fleet.workers import FORGET_S, MAX_MEMBERS, STALLED_S, Fleet, Handoff, NoHandoff, Roster
 from kvrelay.types import Role, WorkerInfo
 from tests.fleet.values import store, worker
 
@@ -82,6 +85,34 @@ def test_who_says_goodbye_is_gone_at_once() -> None:
     assert members.leave("w", "i1")
     assert not members.is_usable("w", 0.0)
     assert members.expire(9.0) == []
+
+
+def something_happens(members: Roster[WorkerInfo], name: str, dice: random.Random, now: float) -> None:
+    events: list[Callable[[], object]] = [
+        lambda: members.hear(name, "i1", healthy=dice.random() < 0.8, counts={}, now=now, progress=1),
+        lambda: members.hear(name, "i1", healthy=True, counts={}, now=now, progress=dice.randrange(9)),
+        lambda: members.stall(name, now),
+        lambda: members.leave(name, "i1"),
+        lambda: members.link(name, "i1", dice.choice((1, -1))),
+        lambda: members.leave(name, "i1") and members.register(worker(name), now),
+        lambda: members.expire(now),
+    ]
+    dice.choice(events)()
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_whatever_happens_the_usable_members_are_those_that_are_usable_one_by_one(linked: bool) -> None:
+    for seed in range(100):
+        dice, members, now = random.Random(seed), Roster[WorkerInfo](dead_after_s=2.0, linked=linked), 0.0
+        names = [f"w{number}" for number in range(4)]
+        for name in names:
+            members.register(worker(name), now)
+        for _ in range(60):
+            now += dice.choice((0.0, 0.1, 1.0, 2.0, STALLED_S))
+            something_happens(members, dice.choice(names), dice, now)
+            known = members.usable(now)
+            assert [info.name for info in known] == [each for each in names if members.is_usable(each, now)], seed
+            assert members.usable(now) is known
 
 
 def test_the_long_dead_are_forgotten_and_their_number_is_bounded() -> None:
