@@ -8,11 +8,11 @@ RadixTree (Rust) does the same beside it, in CPU seconds of its threads together
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import random
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -175,11 +175,14 @@ def peer(chains: int) -> dict[str, float]:
     return figures
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Measure the router's index beside Dynamo's, and print one table.")
+    parser.add_argument("--no-peer", action="store_true", help="leave Dynamo out, which would be installed first")
+    options = parser.parse_args(arguments)
     results: dict[str, object] = {"machine": machine.describe(), "depth": DEPTH}
     for chains in (SMALL, LARGE):
         rows = {"kvrelay": measure(chains)}
-        if "--no-peer" not in sys.argv:
+        if not options.no_peer:
             rows["dynamo"] = peer(chains)
         results[f"{chains * DEPTH} pages"] = rows
         for key in rows["kvrelay"]:
