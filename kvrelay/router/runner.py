@@ -37,6 +37,8 @@ from kvrelay.router.upstream import Upstream
 from kvrelay.types import WorkerInfo
 
 TICK_S = 0.2
+LATE_S = 0.2
+"""A tick that is later than this follows a stall of this process: what members said meanwhile is still to be read."""
 MEET_S = 3.0
 """Members dial again within a second; a million pages are told in two."""
 MEET_POLL_S = 0.05
@@ -160,7 +162,10 @@ class Router:
     async def _tick(self, desk: Desk) -> None:
         while True:
             desk.tick()
+            due_s = self._clock() + TICK_S
             await asyncio.sleep(TICK_S)
+            if self._clock() > due_s + LATE_S:  # else whoever was not listened to would count as silent
+                await asyncio.sleep(TICK_S)
 
 
 def _bind(host: str, port: int, setting: str, *, shared: bool = False) -> socket.socket:

@@ -19,14 +19,15 @@ from kvrelay.deploy.mock.site import Site
 from kvrelay.deploy.tiny import TinyShape, make_tiny
 from kvrelay.protocol.engine import engine_key
 from tests.deploy.mock.test_mock_cluster import idle
-from tests.router.cluster import KEY, Cluster, until
+from tests.patience import until
+from tests.router.cluster import KEY, Cluster
 
 CONFIG = Config(
     mock=MockConfig(time_scale=0.5, kv_tokens=16384),
     worker=WorkerConfig(load_wait_s=0.5),
     cluster=ClusterConfig(stores=2, heartbeat_s=0.1),
 )
-PLAN = ChaosPlan(events=60, streams=12, every_s=0.25, lasts_s=(0.2, 1.2), words=(20, 600), tokens=(8, 60), hung_s=12.0)
+PLAN = ChaosPlan(events=60, streams=12, every_s=0.25, lasts_s=(0.2, 1.2), words=(20, 600), tokens=(8, 60), hung_s=60.0)
 
 
 @pytest.fixture(scope="module")

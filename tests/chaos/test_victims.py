@@ -12,7 +12,7 @@ import pytest
 from kvrelay.deploy.chaos.script import Deed, Target
 from kvrelay.deploy.chaos.victims import ProcessVictims
 from kvrelay.errors import Lost
-from tests.router.cluster import until
+from tests.patience import until
 
 NAME = "chaos-test-worker"
 
@@ -20,7 +20,7 @@ NAME = "chaos-test-worker"
 @pytest.fixture
 async def process() -> AsyncIterator[psutil.Process]:
     """Something that was started like a worker."""
-    code = "import time; time.sleep(60)"
+    code = "import time; time.sleep(600)"
     command = (sys.executable, "-c", code, "kvrelay", "worker", "--name", NAME, "--role", "decode")
     child = await asyncio.create_subprocess_exec(*command)
     yield psutil.Process(child.pid)

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from kvrelay.cli import app as commands
 from kvrelay.cli import silence
 from kvrelay.cli.terminal import console
+from tests.patience import PATIENCE_S
 
 ANSWER = "The answer has words enough for more than one line of eighty columns, so that it has to be wrapped."
 KEY = "a-secret"
@@ -34,7 +35,7 @@ async def chat(http: web.Request) -> web.StreamResponse:
     await response.prepare(http)
     await response.write(event(ANSWER))
     if end == "hang":
-        await asyncio.sleep(60)
+        await asyncio.sleep(600)
     if end == "pause":
         await looked.wait()
         await response.write(b"data: [DONE]\n\n")
@@ -72,6 +73,12 @@ async def locked(
     return await handler(request)
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands of this process say nothing of silence: on a busy machine any answer may pause for some seconds."""
+    monkeypatch.setattr(silence, "SILENT_S", PATIENCE_S)
+
+
 @pytest.fixture
 def url() -> Iterator[str]:
     """The server, on a thread: a command has the main thread, for its signals."""
@@ -85,9 +92,9 @@ def url() -> Iterator[str]:
     app.router.add_post("/v1/chat/completions", chat)
     server = TestServer(app)
     try:
-        asyncio.run_coroutine_threadsafe(server.start_server(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(server.start_server(), loop).result(PATIENCE_S)
         yield str(server.make_url("")).rstrip("/")
-        asyncio.run_coroutine_threadsafe(server.close(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(server.close(), loop).result(PATIENCE_S)
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
@@ -140,7 +147,7 @@ def test_an_interrupted_answer_ends_its_line_and_says_130(url: str) -> None:
         assert process.stdout is not None
         process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        out, error = process.communicate(timeout=30)
+        out, error = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, error) == (130, "")
     assert out.endswith("\n")
 

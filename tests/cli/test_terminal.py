@@ -16,6 +16,7 @@ from kvrelay.cli import terminal
 from kvrelay.cli.startup import StartupView
 from kvrelay.cli.terminal import run, show
 from kvrelay.deploy.progress import STARTING
+from tests.patience import PATIENCE_S
 
 
 def interrupt() -> None:
@@ -28,7 +29,7 @@ def test_a_stop_is_told_before_the_cleanup_which_runs_to_its_end() -> None:
     async def work() -> None:
         try:
             interrupt()
-            await asyncio.sleep(60)
+            await asyncio.sleep(10 * PATIENCE_S)
         finally:
             await asyncio.sleep(0.05)
             seen.append("cleaned up")
@@ -43,18 +44,18 @@ def test_a_second_stop_cuts_the_cleanup_short() -> None:
     async def work() -> None:
         try:
             interrupt()
-            await asyncio.sleep(60)
+            await asyncio.sleep(10 * PATIENCE_S)
         finally:
             interrupt()
             try:
-                await asyncio.sleep(60)
+                await asyncio.sleep(10 * PATIENCE_S)
             finally:
                 seen.append("killed")
 
     started = time.monotonic()
     assert run(work(), lambda: seen.append("told"))
     assert seen == ["told", "killed"]
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < PATIENCE_S
 
 
 def test_work_that_ends_by_itself_was_not_stopped() -> None:

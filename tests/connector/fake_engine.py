@@ -3,8 +3,8 @@ right."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,14 +18,16 @@ from kvrelay.connector.mover import HostMover
 from kvrelay.connector.plan import StepPlan
 from kvrelay.connector.scheduler import SchedulerHalf
 from kvrelay.connector.worker import WorkerHalf
+from kvrelay.errors import Lost
 from kvrelay.store.client import StoreClient
 from kvrelay.types import PageFormat
 from tests.connector import caches
 from tests.connector.fakes import ENGINE, PAGE, FakeRequest
+from tests.patience import PATIENCE_S, wait_until
 
 LAYERS = 3
 FORMAT = PageFormat(layers=LAYERS, kv_heads=caches.HEADS, head_dim=caches.HEAD_DIM, dtype="float32", page_tokens=PAGE)
-LOAD_WAIT_S = 1.0
+LOAD_WAIT_S = 5.0
 BLOCKS = 64
 
 
@@ -72,8 +74,8 @@ class FakeEngine:
 
     def wait_attached(self) -> None:
         """Both halves have their link, and slots to write into."""
-        assert all(client.wait_attached(5) for client in self.clients)
-        until(lambda: not self.clients[0]._stock.is_low)
+        assert all(client.wait_attached(PATIENCE_S) for client in self.clients)
+        wait_until(lambda: not self.clients[0]._stock.is_low)
 
     @property
     def is_detached(self) -> bool:
@@ -91,7 +93,13 @@ class FakeEngine:
         loaded = running.admit()
         running.compute()
         running.end()
+        self.told()
         return loaded
+
+    def told(self) -> None:
+        """The store, if there is one, has heard what it was told until now: messages are taken in order."""
+        with contextlib.suppress(Lost):
+            self.clients[0].exists([])
 
     # ------------------------------------------------------------ what ``Running`` needs
 
@@ -107,7 +115,7 @@ class FakeEngine:
     def load(self, request: FakeRequest, blocks: list[int], tokens: int) -> int:
         """Run the load that was planned; how many of its ``tokens`` are good."""
         self.step([], [])
-        until(lambda: request.request_id in self._worker.collect(), LOAD_WAIT_S + 5)
+        wait_until(lambda: request.request_id in self._worker.collect())
         bad = self._worker.take_bad_blocks()
         self._half.loads_finished([request.request_id], bad)
         firsts = [at for at, block in enumerate(blocks) if block in bad]
@@ -162,7 +170,7 @@ class Running:
                 answers.append(tokens)
             return tokens is not None
 
-        until(answered, LOAD_WAIT_S + 5)
+        wait_until(answered)
         self._blocks = self._engine.allocate(self.request, answers[0])
         self.computed = self._engine.load(self.request, self._blocks, answers[0]) if answers[0] else 0
         return self.computed
@@ -189,10 +197,3 @@ def truth(layer: int, tokens: list[int], start: int, count: int) -> tuple[torch.
     base = sums.float()[:, None, None] + 100_000 * layer
     cells = torch.arange(caches.HEADS * caches.HEAD_DIM).view(1, caches.HEADS, caches.HEAD_DIM)
     return base + cells, -base - cells
-
-
-def until(condition: Any, within_s: float = 5.0) -> None:
-    end = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.002)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import time
-
 from kvrelay.connector.loader import Loader, LoadResult
+from tests.patience import wait_until
 
 
 def result_of(loader: Loader) -> LoadResult:
     """The result of the one load that was started; it is reported once."""
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        if results := loader.collect():
-            (result,) = results
-            assert loader.collect() == []
-            return result
-        time.sleep(0.002)
-    raise AssertionError(f"the load was never reported: {loader}")
+    results: list[LoadResult] = []
+
+    def reported() -> bool:
+        results.extend(loader.collect())
+        return bool(results)
+
+    wait_until(reported)
+    (result,) = results
+    assert loader.collect() == []
+    return result

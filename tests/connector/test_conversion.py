@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from typing import cast
 
@@ -22,6 +21,7 @@ from kvrelay.store.client import StoreClient
 from kvrelay.types import PageFormat, SlotRef
 from tests.connector import caches
 from tests.connector.reports import result_of
+from tests.patience import wait_until
 
 TOKENS, PAGE = 70, 32
 TABLE = [3, 1]
@@ -104,9 +104,7 @@ def test_a_damaged_page_of_another_type_is_told_to_the_store_by_its_own_arena(
         connect=lambda page_format: cast(StoreClient, other),
     )
     half.before_step(StepPlan(epoch=arena.epoch, loads=[LoadJob("r", TABLE, pages, 0, TOKENS, arena.format)]))
-    deadline = time.monotonic() + 10
-    while not half.collect() and time.monotonic() < deadline:
-        time.sleep(0.002)
+    wait_until(half.collect)
     half.close()
     assert (own.suspected, [ref.slot for ref in other.suspected]) == ([], [pages[1].slot])
 

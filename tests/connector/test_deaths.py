@@ -9,7 +9,8 @@ import pytest
 
 from kvrelay.protocol.engine import DecodeLeg, PrefillLeg, handoff_params
 from kvrelay.store.client import StoreClient
-from tests.connector.fake_engine import FORMAT, FakeEngine, until
+from tests.connector.fake_engine import FORMAT, FakeEngine
+from tests.patience import PATIENCE_S, wait_until
 from tests.store.conftest import KEY, StoreProcess
 
 Start = Callable[..., StoreProcess]
@@ -28,7 +29,7 @@ def attached(store: StoreProcess) -> Iterator[StoreClient]:
     client = StoreClient(store.socket_path, KEY, owner="looker/1", format=FORMAT)
     client.start()
     try:
-        assert client.wait_attached(5)
+        assert client.wait_attached(PATIENCE_S)
         yield client
     finally:
         client.close()
@@ -56,12 +57,11 @@ def legs(transfer: str, push_to: str | None = None) -> tuple[dict[str, object], 
 
 def at_rest(client: StoreClient) -> None:
     """Nothing is held for anybody: what is not a page in the cache is free or in an engine's stock."""
-    until(
+    wait_until(
         lambda: all(
             client.describe()[gauge] == 0
             for gauge in ("leases_open", "pages_pinned", "transfers_open", "pages_filling")
-        ),
-        10,
+        )
     )
 
 
@@ -75,7 +75,7 @@ def test_a_dead_store_costs_computing_and_engines_use_it_again_when_it_is_back(
     assert p.serve(prompt(1)) == 0
     assert d.serve(prompt(1)) == TOKENS
     store.kill()
-    until(lambda: p.is_detached and d.is_detached)
+    wait_until(lambda: p.is_detached and d.is_detached)
     assert (p.serve(prompt(2)), d.serve(prompt(2)), d.serve(prompt(1))) == (0, 0, 0)
     store.start()
     p.wait_attached()
@@ -95,6 +95,7 @@ def test_a_store_that_dies_in_the_middle_of_a_prefill_stops_no_step_and_gets_no_
     running.compute(128)
     store.kill()
     running.compute(64)
+    wait_until(lambda: p.is_detached and d.is_detached)
     store.start()
     p.wait_attached()
     d.wait_attached()
@@ -153,7 +154,7 @@ def test_what_arrived_before_p_died_is_loaded_and_d_computes_the_rest(two_nodes:
     prefill = p.begin(prompt(1), p_leg)
     prefill.admit()
     prefill.compute(192)
-    until(lambda: pages_at(far) == 6)
+    wait_until(lambda: pages_at(far) == 6)
     p.close()
     assert d.serve(prompt(1), d_leg) == 192
     for node in (near, far):
@@ -167,7 +168,7 @@ def test_another_p_goes_on_from_the_pages_that_the_first_one_left(two_nodes: Nod
     prefill = p.begin(prompt(1), first)
     prefill.admit()
     prefill.compute(192)
-    until(lambda: pages_at(far) == 6)
+    wait_until(lambda: pages_at(far) == 6)
     p.close()
     second, d_leg = legs("t/0/1", far.address)
     with FakeEngine(near.socket_path, KEY, "p/2") as successor:
@@ -192,7 +193,7 @@ def test_a_p_that_dies_after_its_last_page_is_not_missed(two_nodes: Nodes) -> No
     _, far, p, d = two_nodes
     p_leg, d_leg = legs("t/0/0", far.address)
     p.serve(prompt(1), p_leg)
-    until(lambda: pages_at(far) == PAGES)
+    wait_until(lambda: pages_at(far) == PAGES)
     p.close()
     assert d.serve(prompt(1), d_leg) == TOKENS
 
@@ -203,7 +204,7 @@ def test_ps_store_dies_in_the_middle_of_its_push_and_d_takes_what_arrived(two_no
     prefill = p.begin(prompt(1), p_leg)
     prefill.admit()
     prefill.compute(192)
-    until(lambda: pages_at(far) == 6)
+    wait_until(lambda: pages_at(far) == 6)
     near.kill()
     assert d.serve(prompt(1), d_leg) == 192
     prefill.compute()

@@ -25,6 +25,7 @@ from tests.connector.movers import LAYERS, EngineBench
 from tests.connector.reports import result_of
 from tests.connector.sim_device import Schedule
 from tests.connector.test_worker import no_other
+from tests.patience import PATIENCE_S
 
 PAGE = 32
 FORMAT = PageFormat(layers=LAYERS, kv_heads=caches.HEADS, head_dim=caches.HEAD_DIM, dtype="float32", page_tokens=PAGE)
@@ -98,7 +99,7 @@ def compute_and_save(bench: EngineBench, arena: Arena, copies: list[PageCopy], w
 def wait_published(bench: EngineBench, layers: int = LAYERS) -> None:
     bench.go()
     for _layer in range(layers):
-        assert bench.published.acquire(timeout=10), (bench.mover, bench.counts)
+        assert bench.published.acquire(timeout=PATIENCE_S), (bench.mover, bench.counts)
 
 
 def saved(arena: Arena, page: PageCopy) -> bytes | None:

@@ -19,6 +19,7 @@ from kvrelay.store.arena import Arena, Checksums, Ints, SlotState
 from kvrelay.types import WHOLE, PageFormat, Shard
 from tests.connector import caches
 from tests.connector.reports import result_of
+from tests.patience import PATIENCE_S
 
 LAYERS = 3
 PAGE = 32
@@ -141,7 +142,7 @@ def test_a_load_is_begun_at_once_though_another_one_waits_for_layers(
     receiver, silent = Receiver(wait_s=3600), arena.occupy(7)
     waiting = [PageCopy(silent.slot, silent.generation, 0, PAGE)]
     receiver.loader.start(LoadJob("waiting", [3], waiting, 0, PAGE), lambda: arena, arena.epoch)
-    assert rests.wait(10)
+    assert rests.wait(PATIENCE_S)
     pages = pages_for(arena, 70)
     save(arena, pages)
     assert receiver.load(arena, pages, 0, 70).bad_blocks == frozenset()
@@ -149,7 +150,7 @@ def test_a_load_is_begun_at_once_though_another_one_waits_for_layers(
 
 
 def test_layers_are_loaded_as_they_arrive(arena: Arena) -> None:
-    receiver = Receiver(wait_s=5)
+    receiver = Receiver(wait_s=PATIENCE_S)
     pages = pages_for(arena, 70)
     job = LoadJob("request", receiver.table, pages, 0, 70)
     receiver.loader.start(job, lambda: arena, arena.epoch)
@@ -164,7 +165,7 @@ def test_layers_are_loaded_as_they_arrive(arena: Arena) -> None:
 
 
 def test_a_waiting_load_does_not_hold_up_a_ready_one(arena: Arena) -> None:
-    receiver = Receiver(wait_s=5)
+    receiver = Receiver(wait_s=PATIENCE_S)
     pages = pages_for(arena, 100)
     save(arena, pages[1:])
     receiver.loader.start(LoadJob("waits", [2], pages[:1], 0, 32), lambda: arena, arena.epoch)

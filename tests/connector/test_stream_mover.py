@@ -23,6 +23,7 @@ from tests.connector import caches, movers
 from tests.connector.movers import LAYERS, EngineBench
 from tests.connector.sim_device import Schedule, SimDevice, SimStreams
 from tests.connector.test_movers import FORMAT, TABLE, pages, payload, prompt, saved, wait_published
+from tests.patience import PATIENCE_S
 
 LAYER_BYTES = sum(page * FORMAT.token_layer_bytes for page in (32, 32, 32, 20))
 
@@ -53,7 +54,7 @@ class Stalled(SimStreams):
         wait, go = mark.wait, self._go
 
         def wait_for_both() -> None:
-            go.wait(10)
+            go.wait(PATIENCE_S)
             wait()
 
         mark.wait = wait_for_both  # type: ignore[method-assign]

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import psutil
+
+from tests.patience import PATIENCE_S
 
 
 def tree(pid: int) -> list[psutil.Process]:
@@ -13,10 +16,22 @@ def tree(pid: int) -> list[psutil.Process]:
     return [root, *root.children(recursive=True)]
 
 
-async def all_dead(processes: list[psutil.Process], within_s: float = 5.0) -> bool:
-    """Whether ``processes`` end in time; a zombie that init has not looked at yet is dead."""
-    _gone, rest = await asyncio.to_thread(psutil.wait_procs, processes, within_s)
-    return all(process.status() == psutil.STATUS_ZOMBIE for process in rest)
+async def all_dead(processes: list[psutil.Process], within_s: float = PATIENCE_S) -> bool:
+    """Whether ``processes`` end in time."""
+    end = time.monotonic() + within_s
+    while any(map(_lives, processes)):
+        if time.monotonic() > end:
+            return False
+        await asyncio.sleep(0.02)
+    return True
+
+
+def _lives(process: psutil.Process) -> bool:
+    """A zombie that init has not looked at yet is dead."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def mapped(process: psutil.Process) -> set[str]:

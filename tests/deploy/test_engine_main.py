@@ -18,9 +18,11 @@ if {ours}:
     from kvrelay.store.client import StoreClient
     StoreClient._keep_link = lambda self: 1 / 0
     StoreClient(Path("none"), b"k" * 32, owner="w/1", format=None).start()
+    time.sleep(600)
 else:
-    threading.Thread(target=lambda: 1 / 0).start()
-time.sleep(1.0)
+    thread = threading.Thread(target=lambda: 1 / 0)
+    thread.start()
+    thread.join()
 print("still here")
 """
 
@@ -28,7 +30,7 @@ print("still here")
 def result_of(ours: bool, folder: Path) -> subprocess.CompletedProcess[str]:
     program = folder / "program.py"
     program.write_text(textwrap.dedent(PROGRAM.format(ours=ours)))
-    return subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=100, check=False)
 
 
 def test_an_engine_ends_with_a_dead_thread_of_kvrelay_and_says_why(tmp_path: Path) -> None:

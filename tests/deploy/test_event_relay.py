@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
@@ -19,6 +19,7 @@ from kvrelay.deploy.scratch import scratch
 from kvrelay.fleet.page_log import PageLog
 from kvrelay.types import Medium
 from tests.fleet.values import engine
+from tests.patience import until
 
 END = (-1).to_bytes(8, "big", signed=True)
 
@@ -74,11 +75,6 @@ class Heard:
             await self.publisher.publish(first, at_s=0.5)  # lost as long as nobody has subscribed
             await asyncio.sleep(0.02)
 
-    async def until(self, check: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
-            while not check():
-                await asyncio.sleep(0.01)
-
     @property
     def pages(self) -> int:
         return sum(map(len, self.log._held.values()))
@@ -104,7 +100,7 @@ async def test_batches_become_pages(heard: Heard) -> None:
     await heard.listen()
     await heard.publisher.publish(1, stored(1), stored(2))
     await heard.publisher.publish(2, stored(3))
-    await heard.until(lambda: heard.pages == 12)
+    await until(lambda: heard.pages == 12)
     assert heard.relay.counts() == {"event_replays": 0, "event_losses": 0, "blocks_unnamed": 0, "block_overflows": 0}
 
 
@@ -121,19 +117,19 @@ async def test_a_lost_batch_is_noticed_with_the_next_one_and_told_again_in_order
     await heard.publisher.publish(1, stored(1), AllBlocksCleared(), lose=True)
     await heard.publisher.publish(2, stored(2), lose=True)
     await heard.publisher.publish(3, stored(3))
-    await heard.until(lambda: heard.pages == 8)
+    await until(lambda: heard.pages == 8)
     assert (heard.relay.replays, heard.relay.losses) == (1, 0)
 
 
 async def test_what_is_kept_no_more_costs_the_engine_its_pages(heard: Heard) -> None:
     await heard.listen()
     await heard.publisher.publish(1, stored(1))
-    await heard.until(lambda: heard.pages == 4)
+    await until(lambda: heard.pages == 4)
     heard.publisher.kept.clear()
     await heard.publisher.publish(5, stored(5))
-    await heard.until(lambda: heard.relay.losses == 1 and heard.pages == 4)
+    await until(lambda: heard.relay.losses == 1 and heard.pages == 4)
     await heard.publisher.publish(6, stored(6))
-    await heard.until(lambda: heard.pages == 8)
+    await until(lambda: heard.pages == 8)
 
 
 async def test_numbers_that_go_backwards_are_heard_once_unless_the_engine_began_anew(heard: Heard) -> None:
@@ -142,9 +138,9 @@ async def test_numbers_that_go_backwards_are_heard_once_unless_the_engine_began_
     await heard.publisher.publish(2, stored(2))
     await heard.publisher.publish(1, AllBlocksCleared())
     await heard.publisher.publish(3, stored(3))
-    await heard.until(lambda: heard.pages == 12)
+    await until(lambda: heard.pages == 12)
     await heard.publisher.publish(0, stored(9), at_s=10.0)
-    await heard.until(lambda: heard.pages == 4)
+    await until(lambda: heard.pages == 4)
     assert heard.relay.losses == 1
 
 
@@ -153,9 +149,9 @@ async def test_a_batch_that_cannot_be_read_counts_as_lost(heard: Heard, payload:
     await heard.listen()
     await heard.publisher.publish(1, stored(1))
     await heard.publisher.publish(2, payload=payload)
-    await heard.until(lambda: heard.relay.losses == 1)
+    await until(lambda: heard.relay.losses == 1)
     await heard.publisher.publish(3, stored(3))
-    await heard.until(lambda: heard.pages == 4)
+    await until(lambda: heard.pages == 4)
 
 
 async def test_an_engine_that_answers_no_question_is_listened_to_all_the_same(
@@ -165,7 +161,7 @@ async def test_an_engine_that_answers_no_question_is_listened_to_all_the_same(
     heard.publisher._task.cancel()
     await heard.listen()
     await heard.publisher.publish(1, stored(1))
-    await heard.until(lambda: heard.pages == 4)
+    await until(lambda: heard.pages == 4)
 
 
 @pytest.mark.vllm
@@ -193,13 +189,10 @@ async def test_what_vllms_own_publisher_says_is_understood() -> None:
         removed = kv_events.BlockRemoved(block_hashes=[7], medium="GPU", group_idx=0)
         own.publish(kv_events.KVEventBatch(ts=2.0, events=[removed, stored]))
         task = asyncio.create_task(relay.run())
-        async with asyncio.timeout(10):
-            while relay._next < 2:
-                await asyncio.sleep(0.01)
-            own.publish(kv_events.KVEventBatch(ts=3.0, events=[kv_events.AllBlocksCleared()]))
-            assert sum(map(len, log._held.values())) == 4
-            while log._held[Medium.HBM]:
-                await asyncio.sleep(0.01)
+        await until(lambda: relay._next >= 2)
+        assert sum(map(len, log._held.values())) == 4
+        own.publish(kv_events.KVEventBatch(ts=3.0, events=[kv_events.AllBlocksCleared()]))
+        await until(lambda: not log._held[Medium.HBM])
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await asyncio.to_thread(own.shutdown)

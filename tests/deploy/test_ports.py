@@ -34,9 +34,9 @@ def test_a_taken_port_is_refused_with_its_holder_and_the_setting() -> None:
 
 
 def test_a_port_that_was_closed_is_free_again() -> None:
-    sock, port = listening()
-    assert not is_free("127.0.0.1", port)
-    sock.close()
+    port = free_port()  # no outgoing connection of others takes it meanwhile
+    with bind_tcp("127.0.0.1", port):
+        assert not is_free("127.0.0.1", port)
     require_free("127.0.0.1", port, "--port")
     assert "pid" not in holder(port)
 

@@ -27,7 +27,8 @@ from kvrelay.protocol.engine import engine_key
 from kvrelay.types import Engine, Role, WorkerInfo
 from tests.deploy import fake_engine
 from tests.fleet.values import engine
-from tests.router.cluster import KEY, Cluster, until
+from tests.patience import until
+from tests.router.cluster import KEY, Cluster
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +169,7 @@ async def test_a_worker_whose_engine_file_vanishes_goes_on_serving(
         (file,) = tmp_path.glob("worker-*/engine.json")
         file.unlink()
         await asyncio.sleep(0.5)
-        assert cluster.is_ready("p1")
+        await until(lambda: cluster.is_ready("p1"))
         assert (await told(info.url))["arguments"]
         changed = with_epoch(info.engine, 7)
         write_engine_file(file, changed)

@@ -29,8 +29,9 @@ from kvrelay.fleet.flight import (
 )
 from kvrelay.protocol.feed import TransferEvent
 from kvrelay.types import PageName, Role, Stage, StoreInfo, WorkerInfo
-from tests.fleet.known import PAGE, TOKEN_S, Told, known_brain, member
+from tests.fleet.known import TOKEN_S, Told, known_brain, member
 
+PAGE = 32
 TICK_S = 0.1
 ANSWER_S, ANSWER_TOKENS_S = 0.02, 0.2
 PULL_S = 0.03
@@ -80,12 +81,12 @@ class World:
     def __init__(self, nodes: int, prefills: int, *, faults: float, seed: int) -> None:
         places = [f"s{number % nodes + 1}" for number in range(prefills)]
         workers = [(f"p{number}", place) for number, place in enumerate(places)]
-        self.brain = known_brain(workers, [("d0", "s1"), ("d1", f"s{nodes}")])
+        self.brain = known_brain(workers, [("d0", "s1"), ("d1", f"s{nodes}")], page_tokens=PAGE)
         self.faults = faults
         self.now = 0.0
         self.dice = random.Random(seed)
         self.told = Told(self.brain)
-        self.engines = {name: Engine(member(name, Role.PREFILL, place)) for name, place in workers}
+        self.engines = {name: Engine(member(name, Role.PREFILL, place, page_tokens=PAGE)) for name, place in workers}
         self.stores: dict[str, set[PageName]] = {place: set() for place in places}
         self.asks: dict[str, Ask] = {}
         self.statuses: Counter[int] = Counter()

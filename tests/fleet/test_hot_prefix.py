@@ -6,10 +6,10 @@ from __future__ import annotations
 import pytest
 
 from kvrelay.policy.patience import HELD_MARGIN, HELD_SLACK_S
-from tests.fleet.hot_world import TICK_S, World
+from tests.fleet.hot_world import PAGE, TICK_S, World
 from tests.fleet.known import ask
 
-PREFIX, OWN = 1000, 100
+PREFIX, OWN = 32 * PAGE, 3 * PAGE
 BURST = 16
 PER_PREFIX = 400
 """Requests before another prefix is the hot one."""
@@ -27,7 +27,7 @@ def serve(requests: int, *, nodes: int, faults: float, seed: int = 1, gap_s: flo
             hot = world.dice.random() < 0.9
             prefix = 1 + left // PER_PREFIX if hot else 1_000_000 + left
             name = f"{'hot' if hot else 'cold'}-{left}"
-            world.come(ask(name, (prefix, PREFIX), (2_000_000 + left, OWN), now=world.now))
+            world.come(ask(name, (prefix, PREFIX), (2_000_000 + left, OWN), now=world.now, page_tokens=PAGE))
         if world.faults and world.unlucky():
             world.restart(f"p{world.dice.randrange(4)}")
         if left:

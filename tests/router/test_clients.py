@@ -10,12 +10,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 
 from kvrelay.config import RouterConfig
 from kvrelay.router import gateway
 from kvrelay.types import Role, Stage
 from tests.fleet.values import store
-from tests.router.cluster import Cluster, until
+from tests.patience import PATIENCE_S, until
+from tests.router.cluster import Cluster
 
 ROUTES = ("/v1/completions", "/v1/chat/completions")
 JSON = {"content-type": "application/json"}
@@ -226,7 +228,14 @@ async def test_a_body_of_unknown_length_counts_as_the_longest_until_it_is_read(
     async with Cluster(model_folder) as cluster:
         prefill, _ = await cluster.split()
         prefill.hold.clear()
-        whole = asyncio.Event()
+        whole, reading = asyncio.Event(), asyncio.Event()
+        body = gateway.Gateway._body
+
+        async def read(self: gateway.Gateway, http: web.Request) -> bytes:
+            reading.set()
+            return await body(self, http)
+
+        monkeypatch.setattr(gateway.Gateway, "_body", read)
 
         async def pieces() -> AsyncIterator[bytes]:
             yield b'{"model":"tiny",'
@@ -234,7 +243,8 @@ async def test_a_body_of_unknown_length_counts_as_the_longest_until_it_is_read(
             yield b'"prompt":"x"}'
 
         first = asyncio.create_task(_status(cluster, pieces()))
-        await asyncio.sleep(0.1)
+        async with asyncio.timeout(PATIENCE_S):
+            await reading.wait()
         assert await _status(cluster, b'{"prompt":"x"}') == 503
         whole.set()
         await until(lambda: prefill.in_flight == 1)
@@ -356,7 +366,7 @@ async def test_the_first_chunk_is_forwarded_before_the_second_is_made(cluster: C
     decode.hold_words.clear()
     async with cluster.http.post("/v1/completions", json={"model": "tiny", "prompt": "x", "stream": True}) as response:
         assert response.headers["content-type"].startswith("text/event-stream")
-        first = await asyncio.wait_for(response.content.readany(), 1.0)
+        first = await asyncio.wait_for(response.content.readany(), PATIENCE_S)
         assert first.count(b"\n\n") == 1
         decode.hold_words.set()
         assert (await response.content.read()).endswith(b"data: [DONE]\n\n")
@@ -364,9 +374,7 @@ async def test_the_first_chunk_is_forwarded_before_the_second_is_made(cluster: C
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("point", ["prefill", "overlap", "decode"])
-async def test_a_client_that_goes_away_cancels_both_legs_within_a_second(
-    cluster: Cluster, point: str, stream: bool
-) -> None:
+async def test_a_client_that_goes_away_cancels_both_legs(cluster: Cluster, point: str, stream: bool) -> None:
     prefill, decode = await cluster.split()
     prefill.hold.clear()
     decode.hold.clear()
@@ -379,7 +387,7 @@ async def test_a_client_that_goes_away_cancels_both_legs_within_a_second(
     busy = {"prefill": (1, 0), "overlap": (1, 1), "decode": (0, 1)}[point]
     await until(lambda: (prefill.in_flight, decode.in_flight) == busy)
     request.cancel()
-    await until(lambda: (prefill.aborted, decode.aborted) == busy, within_s=1.0)
+    await until(lambda: (prefill.aborted, decode.aborted) == busy)
     await cluster.at_rest()
     assert await cluster.metric('kvrelay_requests_total{path="remote_prefill",status="499"}') == 1
 
@@ -390,7 +398,7 @@ async def test_a_client_that_goes_away_in_mid_stream_cancels_d(cluster: Cluster)
     async with cluster.http.post("/v1/completions", json={"model": "tiny", "prompt": "x", "stream": True}) as response:
         await response.content.readany()
         response.close()
-    await until(lambda: decode.aborted == 1, within_s=1.0)
+    await until(lambda: decode.aborted == 1)
     await cluster.at_rest()
     assert await cluster.metric('kvrelay_requests_total{path="remote_prefill",status="499"}') == 1
 
@@ -418,7 +426,6 @@ async def test_a_client_that_reads_nothing_is_hung_up_on(cluster: Cluster, monke
     reader, writer = await asyncio.open_connection(host, int(port), limit=1 << 10)
     head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
     writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-    await until(lambda: decode.in_flight == 1)
     await until(lambda: decode.aborted == 1)
     await cluster.at_rest()
     assert await cluster.metric('kvrelay_requests_total{path="remote_prefill",status="499"}') == 1
@@ -452,5 +459,5 @@ async def test_what_members_count_shows_in_the_metrics(cluster: Cluster) -> None
     await cluster.split()
     assert await cluster.metric('kvrelay_worker_ready{role="prefill",worker="p1"}') == 1
     assert await cluster.metric('kvrelay_store_ready{store="s1"}') == 1
-    await asyncio.sleep(0.15)
+    await until(lambda: all(member.counts for member in cluster.router.brain.fleet.stores))
     assert await cluster.metric('kvrelay_store_count{count="pages_used",store="s1"}') == 3

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from kvrelay.types import Role
+from tests.patience import PATIENCE_S
 from tests.router.cluster import Cluster
 
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
@@ -20,7 +21,7 @@ async def exchange(cluster: Cluster, sent: bytes) -> tuple[int, dict[str, str], 
     reader, writer = await asyncio.open_connection(where.hostname, where.port)
     try:
         writer.write(sent)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
             first, *lines = head.strip().split("\r\n")
             headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
@@ -59,7 +60,7 @@ async def test_a_client_that_waits_for_100_continue_gets_it(cluster: Cluster) ->
     where = urlsplit(cluster.url)
     reader, writer = await asyncio.open_connection(where.hostname, where.port)
     body = b'{"model":"tiny","prompt":"Hello"}'
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         writer.write(POST + b"expect: 100-continue\r\ncontent-length: %d\r\n\r\n" % len(body))
         assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
         writer.write(body)

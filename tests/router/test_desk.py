@@ -24,6 +24,7 @@ from kvrelay.router.tokens import Tokens, load_tokens
 from kvrelay.router.upstream import Upstream
 from kvrelay.types import Role
 from tests.fleet.values import worker
+from tests.patience import PATIENCE_S
 from tests.router.tiny_tokenizer import make_tokenizer
 
 LOCAL = Plan(path=Path.LOCAL, local_reason="", prefills=())
@@ -72,7 +73,7 @@ async def test_a_client_that_hung_up_takes_nothing_from_those_behind_it(
     asked["b"].cancel()
     desk.obey([Start(request_id="b", plan=LOCAL), REFUSE])
     with pytest.raises(Overloaded, match="late"):
-        await asyncio.wait_for(asked["c"], 1.0)
+        await asyncio.wait_for(asked["c"], PATIENCE_S)
     assert not caplog.records
     for name in "abc":
         desk.close(name, 499)
@@ -88,7 +89,7 @@ async def test_what_fails_at_one_request_ends_that_one_alone(desk: Desk, caplog:
     desk.obey([Start(request_id="b", plan=plan), REFUSE])
     for name, why in (("b", "failed"), ("c", "late")):
         with pytest.raises(Overloaded, match=why):
-            await asyncio.wait_for(asked[name], 1.0)
+            await asyncio.wait_for(asked[name], PATIENCE_S)
     assert "Start of request b failed" in caplog.text
     for name in "abc":
         desk.close(name, 503)

@@ -11,24 +11,25 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from kvrelay.config import RouterConfig
 from kvrelay.feed import Feed
+from kvrelay.policy.breaker import State
 from kvrelay.protocol.feed import Heartbeat, RegisterWorker
 from kvrelay.router import prefills
 from kvrelay.types import Role, Stage
 from tests.fleet.values import store, worker
-from tests.router.cluster import KEY, Cluster, until
+from tests.patience import PATIENCE_S, until
+from tests.router.cluster import KEY, Cluster
 from tests.router.test_two_legs import decode_leg
 
 
 async def test_ps_400_reaches_the_client_with_its_body_and_d_is_never_asked(cluster: Cluster) -> None:
     prefill, decode = await cluster.split()
     prefill.refuse, prefill.refusal = 400, b'{"error":{"message":"maximum context length is 512","code":400}}'
-    start = time.monotonic()
     status, answer, _ = await cluster.post("/v1/completions", {"model": "tiny", "prompt": list(range(1, 600))})
-    assert time.monotonic() - start < 1.0
     assert (status, answer["error"]["message"]) == (400, "maximum context length is 512")
     assert decode.bodies() == []
 
@@ -150,24 +151,24 @@ async def test_a_p_that_falls_silent_does_not_hold_the_request_up(cluster: Clust
     cluster.members["p1"].silent = True
     await request
     assert len(decode.bodies()) == 1
-    await until(lambda: prefill.aborted == 1, within_s=1.0)
+    await until(lambda: prefill.aborted == 1)
 
 
 async def test_a_d_that_says_goodbye_in_mid_stream_ends_the_stream_with_an_error(cluster: Cluster) -> None:
     _, decode = await cluster.split()
     decode.hold_words.clear()
-    request = asyncio.create_task(cluster.stream())
-    await until(lambda: cluster.router.brain.in_flight == 1 and decode.in_flight == 1)
-    await asyncio.sleep(0.1)
-    await cluster.members["d1"].leave()
-    one, error = await asyncio.wait_for(request, 2.0)
+    asked = {"model": "tiny", "prompt": "Hello, you", "stream": True}
+    async with cluster.http.post("/v1/completions", json=asked) as response:
+        one = await response.content.readuntil(b"\n\n")
+        await cluster.members["d1"].leave()
+        error = await asyncio.wait_for(response.content.read(), PATIENCE_S)
     assert (b"one" in one, b'"code":502' in error) == (True, True)
-    await until(lambda: decode.aborted == 1, within_s=1.0)
+    await until(lambda: decode.aborted == 1)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_d_that_hangs_for_several_leases_does_not_keep_its_client(model_folder: Path, stream: bool) -> None:
-    async with Cluster(model_folder, dead_after_s=0.3) as cluster:
+    async with Cluster(model_folder, dead_after_s=0.5) as cluster:
         _, decode = await cluster.split()
         (decode.hold_words if stream else decode.hold).clear()
         body = {"model": "tiny", "prompt": "Hello, you", "stream": stream}
@@ -175,11 +176,11 @@ async def test_a_d_that_hangs_for_several_leases_does_not_keep_its_client(model_
         request = asyncio.create_task(_read(cluster, body))
         await until(lambda: decode.in_flight == 1)
         cluster.members["d1"].silent = True
-        status, answer = await asyncio.wait_for(request, 5.0)
-        assert time.monotonic() - start > 2 * 0.3
+        status, answer = await asyncio.wait_for(request, PATIENCE_S)
+        assert time.monotonic() - start > 2 * 0.5
         assert status == (200 if stream else 503)
         assert b"again" in answer if stream else b"retry" in answer
-        await until(lambda: decode.aborted == 1, within_s=1.0)
+        await until(lambda: decode.aborted == 1)
         await cluster.at_rest()
 
 
@@ -189,7 +190,7 @@ async def _read(cluster: Cluster, body: dict[str, object]) -> tuple[int, bytes]:
 
 
 async def test_a_request_that_reaches_a_hung_d_late_goes_to_another(model_folder: Path) -> None:
-    async with Cluster(model_folder, dead_after_s=0.3) as cluster:
+    async with Cluster(model_folder, dead_after_s=0.5) as cluster:
         prefill, first = await cluster.split()
         prefill.hold.clear()
         request = asyncio.create_task(cluster.complete())
@@ -197,9 +198,10 @@ async def test_a_request_that_reaches_a_hung_d_late_goes_to_another(model_folder
         first.hold.clear()
         cluster.members["d1"].silent = True
         second = await cluster.add("d2", Role.DECODE)
-        await asyncio.sleep(1.2)
+        workers = cluster.router.brain.fleet.workers
+        await until(lambda: [info.name for info in workers.given_up(time.monotonic())] == ["d1"])
         prefill.hold.set()
-        await asyncio.wait_for(request, 5.0)
+        await asyncio.wait_for(request, PATIENCE_S)
         assert (len(first.bodies()), len(second.bodies())) == (1, 1)
         await cluster.at_rest()
 
@@ -256,7 +258,7 @@ async def test_a_ghost_does_not_take_a_live_workers_place(cluster: Cluster) -> N
 
 
 async def test_a_worker_that_was_killed_and_started_again_gets_its_name_back_at_once(model_folder: Path) -> None:
-    async with Cluster(model_folder, dead_after_s=60.0) as cluster:
+    async with Cluster(model_folder, dead_after_s=10 * PATIENCE_S) as cluster:
         _, decode = await cluster.split()
         cluster.members["d1"].silent = True
         cluster.members["d1"].link.close()
@@ -271,7 +273,7 @@ async def test_a_worker_that_was_killed_and_started_again_gets_its_name_back_at_
         )
         running = asyncio.create_task(feed.run())
         workers = cluster.router.brain.fleet.workers
-        await until(lambda: workers.usable(time.monotonic())[0].incarnation == "i2", within_s=2.0)
+        await until(lambda: workers.usable(time.monotonic())[0].incarnation == "i2")
         running.cancel()
         await cluster.at_rest()
 
@@ -285,7 +287,7 @@ async def test_a_new_incarnation_ends_what_ran_on_the_old_one(cluster: Cluster) 
     cluster.members["d1"].link.close()
     reborn = worker("d1", Role.DECODE, url=decode.url, incarnation="i2")
     await cluster.join(reborn)
-    status, _, _ = await asyncio.wait_for(request, 2.0)
+    status, _, _ = await asyncio.wait_for(request, PATIENCE_S)
     assert status == 503
 
 
@@ -318,6 +320,13 @@ async def test_fifty_client_errors_open_no_breaker(cluster: Cluster, name: str) 
     assert await cluster.metric("kvrelay_breakers_opened_total") == 0
 
 
+def set_pause(cluster: Cluster, worker: str, pause_s: float) -> None:
+    """Let the breaker of ``worker``, which is open, allow the next probe so long after it was opened."""
+    breakers = cluster.router.brain.outcomes.breakers
+    assert breakers.of(worker).state is State.OPEN
+    breakers._breakers[worker] = msgspec.structs.replace(breakers.of(worker), pause_s=pause_s)
+
+
 async def test_an_open_breaker_answers_at_once_and_closes_after_one_good_probe(cluster: Cluster) -> None:
     prefill, decode = await cluster.split()
     decode.refuse = 500
@@ -325,6 +334,7 @@ async def test_an_open_breaker_answers_at_once_and_closes_after_one_good_probe(c
         status, _, headers = await cluster.post("/v1/completions", {"model": "tiny", "prompt": "x"})
         assert (status, int(headers["retry-after"]) >= 1) == (503, True)
     assert await cluster.metric("kvrelay_breakers_opened_total") == 1
+    set_pause(cluster, "d1", 3600.0)
     asked = len(decode.bodies()), len(prefill.bodies())
     assert asked[0] < 10
     status, answer, _ = await cluster.post("/v1/completions", {"model": "tiny", "prompt": "x"})
@@ -333,6 +343,7 @@ async def test_an_open_breaker_answers_at_once_and_closes_after_one_good_probe(c
     # No half of a hand-off either: no P computes for an answer that nobody will write.
     assert (len(decode.bodies()), len(prefill.bodies())) == asked
     decode.refuse = 0
+    set_pause(cluster, "d1", 0.5)
     await until(lambda: cluster.router.brain.outcomes.breakers.allows("d1", time.monotonic()))
     await cluster.complete()
     assert await cluster.metric('kvrelay_worker_breaker_open{role="decode",worker="d1"}') == 0
@@ -357,6 +368,7 @@ async def test_while_every_p_fails_there_is_no_half_of_a_hand_off_where_d_is_to_
         prefill.refuse = 500
         while cluster.router.brain.outcomes.breakers.allows("p1", time.monotonic()):
             await cluster.complete()
+        set_pause(cluster, "p1", 3600.0)
         asked = len(prefill.bodies()), len(decode.bodies())
         await cluster.complete()
         assert (len(prefill.bodies()), len(decode.bodies())) == (asked[0], asked[1] + 1)

@@ -13,6 +13,7 @@ from kvrelay.fleet.links import Links
 from kvrelay.router.learned import LearnedFile
 from kvrelay.router.runner import Router
 from tests.fleet.values import worker
+from tests.patience import until
 from tests.router.cluster import KEY, Cluster, _loaded
 
 
@@ -21,8 +22,9 @@ async def test_a_new_router_knows_what_the_last_one_learned(model_folder: Path, 
     async with Cluster(model_folder, router_config=config) as cluster:
         await cluster.split()
         await cluster.stream()
-        first = cluster.router.brain.experience.perf("p1")
-        assert first.prefill.seen == 1
+        experience = cluster.router.brain.experience
+        await until(lambda: experience.perf("p1").prefill.seen == 1)
+        first = experience.perf("p1")
     again = Router(Config(router=config), KEY, _loaded(model_folder)).brain.experience
     again.join(worker("p1"))
     assert again.perf("p1").prefill_s(100) == pytest.approx(first.prefill_s(100), rel=0.01)

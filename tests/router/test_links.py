@@ -6,7 +6,8 @@ from kvrelay.protocol.client import LinkReport
 from kvrelay.protocol.feed import Heartbeat, Neighbours
 from kvrelay.types import Transport
 from tests.fleet.values import store
-from tests.router.cluster import Cluster, until
+from tests.patience import until
+from tests.router.cluster import Cluster
 
 
 async def test_a_store_is_told_where_the_others_are_whenever_that_changes(cluster: Cluster) -> None:

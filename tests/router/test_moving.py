@@ -19,7 +19,7 @@ from kvrelay.router.exchange import Exchange
 from kvrelay.router.keys import OPEN
 from kvrelay.router.prompts import Prompts
 from kvrelay.router.request import Kind, parse
-from tests.router.cluster import until
+from tests.patience import until
 from tests.router.scripted_fleet import TEXT, Fleet, hand_over, heard, hung, running
 
 ID = "req-1"

@@ -23,7 +23,8 @@ from kvrelay.protocol.feed import (
 )
 from kvrelay.types import Medium, Role, StoreInfo, WorkerInfo
 from tests.fleet.values import names, store, worker
-from tests.router.cluster import KEY, Cluster, until
+from tests.patience import until
+from tests.router.cluster import KEY, Cluster
 
 HBM, MEMORY = Medium.HBM, Medium.MEMORY
 

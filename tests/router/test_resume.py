@@ -18,7 +18,7 @@ from kvrelay.protocol.feed import PushOrder
 from kvrelay.router.defaults import Defaults
 from kvrelay.types import Role
 from tests.fleet.values import fingerprint, store
-from tests.router.cluster import until
+from tests.patience import PATIENCE_S, until
 from tests.router.scripted_fleet import CHAT, TEXT, USAGE, Fleet, hand_over, hung, running
 from tests.router.scripted_vllm import ScriptedVllm
 
@@ -250,7 +250,7 @@ async def test_a_stream_goes_on_elsewhere_when_its_worker_hangs(model_folder: Pa
         await until(lambda: fleet.script.struck == 1)
         worker = hung(fleet)
         fleet.cluster.members[worker].silent = sign == "silence"
-        cut = await asyncio.wait_for(asked, 5.0)
+        cut = await asyncio.wait_for(asked, PATIENCE_S)
         assert (cut.texts, cut.last, len(cut.usages)) == ({0: TEXT}, b"data: [DONE]", 1)
         assert not fleet.cluster.is_ready(worker), "it gets no new requests either"
         assert await fleet.cluster.metric('kvrelay_resumes_total{outcome="resumed",reason="silent"}') == 1
@@ -263,16 +263,16 @@ async def test_a_stream_goes_on_elsewhere_when_its_worker_hangs(model_folder: Pa
 async def test_a_worker_that_is_slow_and_makes_progress_keeps_its_stream(model_folder: Path) -> None:
     async with running(model_folder, dead_after_s=0.6) as fleet:
         fleet.script.fault, fleet.script.after = "hang", 6
+        for name in ("d1", "d2"):
+            fleet.cluster.members[name].works = True
         asked = asyncio.create_task(fleet.ask())
         await until(lambda: fleet.script.struck == 1)
         member = fleet.cluster.members[hung(fleet)]
-        for step in range(15):
-            member.progress = step
-            await asyncio.sleep(0.1)
+        await asyncio.sleep(1.5)  # far longer than it would take to leave it for another
         assert fleet.script.struck == 1
         assert not asked.done()
         await member.leave()
-        assert (await asyncio.wait_for(asked, 5.0)).texts == {0: TEXT}
+        assert (await asyncio.wait_for(asked, PATIENCE_S)).texts == {0: TEXT}
 
 
 async def test_the_only_worker_is_waited_for(model_folder: Path) -> None:
@@ -285,7 +285,7 @@ async def test_the_only_worker_is_waited_for(model_folder: Path) -> None:
         assert fleet.cluster.is_ready("d1"), "nobody else would take new requests"
         assert not asked.done()
         await fleet.add("d2")
-        assert (await asyncio.wait_for(asked, 5.0)).texts == {0: TEXT}
+        assert (await asyncio.wait_for(asked, PATIENCE_S)).texts == {0: TEXT}
 
 
 async def test_a_resumption_is_explained(fleet: Fleet) -> None:
@@ -325,7 +325,7 @@ async def test_pages_that_the_rest_waits_for_are_asked_of_the_store_that_has_the
 
     monkeypatch.setattr(recovery, "lost", pulling)
     assert (await fleet.ask()).texts == {0: TEXT}
-    async with asyncio.timeout(2.0):
+    async with asyncio.timeout(PATIENCE_S):
         while not isinstance(told := await fleet.cluster.members["s1"].link.recv(), PushOrder):
             pass
     assert told == order
@@ -355,7 +355,7 @@ async def test_a_stream_leaves_a_worker_that_drains_when_another_can_go_on(fleet
     brain.drains.begin(worker, time.monotonic())
     hand_over(fleet, worker)
     hand_over(fleet, worker)
-    cut = await asyncio.wait_for(asked, 5.0)
+    cut = await asyncio.wait_for(asked, PATIENCE_S)
     assert (cut.texts, cut.last) == ({0: TEXT}, b"data: [DONE]")
     assert await fleet.cluster.metric('kvrelay_resumes_total{outcome="resumed",reason="drained"}') == 1
 
@@ -376,4 +376,4 @@ async def test_a_stream_stays_with_a_worker_that_drains_as_long_as_nobody_can_go
     assert fleet.cluster.workers[worker].in_flight == 1, "it was not hung up on"
     assert not asked.done()
     hand_over(fleet, worker)
-    assert (await asyncio.wait_for(asked, 5.0)).texts == {0: TEXT}
+    assert (await asyncio.wait_for(asked, PATIENCE_S)).texts == {0: TEXT}

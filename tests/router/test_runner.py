@@ -14,13 +14,15 @@ from kvrelay import channel
 from kvrelay.channel import bind_tcp
 from kvrelay.config import Config, RouterConfig
 from kvrelay.errors import Lost, Misconfigured, Refused
+from kvrelay.fleet.membership import Missing
 from kvrelay.fleet.workers import NoHandoff
 from kvrelay.protocol.engine import engine_key
 from kvrelay.protocol.feed import Heartbeat, PagesWanted, RegisterStore, RegisterWorker
 from kvrelay.router.runner import Router, run_router
 from kvrelay.types import Role, WorkerInfo
 from tests.fleet.values import store, worker
-from tests.router.cluster import KEY, Cluster, until
+from tests.patience import PATIENCE_S, until
+from tests.router.cluster import KEY, Cluster
 
 
 @pytest.mark.parametrize("setting", ["port", "control_port"])
@@ -56,7 +58,7 @@ async def test_a_background_task_that_dies_ends_the_router(cluster: Cluster, mon
     other = Router(Config(), KEY, cluster.tokens)
     monkeypatch.setattr(other.brain, "tick", broken)
     with pytest.raises(ExceptionGroup, match="unhandled errors"):
-        await asyncio.wait_for(other.serve(bind_tcp("127.0.0.1", 0), bind_tcp("127.0.0.1", 0), None), 5.0)
+        await asyncio.wait_for(other.serve(bind_tcp("127.0.0.1", 0), bind_tcp("127.0.0.1", 0), None), PATIENCE_S)
 
 
 async def test_only_links_that_hold_the_key_and_come_to_feed_are_heard(cluster: Cluster) -> None:
@@ -137,13 +139,34 @@ async def test_a_silent_worker_gets_no_work_until_it_is_heard_again(cluster: Clu
     _, decode = await cluster.split()
     member = cluster.members["d1"]
     member.silent = True
-    await until(lambda: not cluster.is_ready("d1"), within_s=3.0)
+    await until(lambda: not cluster.is_ready("d1"))
     status, _, _ = await cluster.post("/v1/completions", {"model": "tiny", "prompt": "x"})
     assert status == 503
     member.silent = False
     await until(lambda: cluster.is_ready("d1"))
     await cluster.complete()
     assert len(decode.bodies()) == 1
+
+
+async def test_who_could_not_be_heard_while_the_router_itself_stood_still_is_not_silent(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members, missed, ticks = cluster.router.brain.members, list[str](), list[float]()
+    expire = members.expire
+
+    def noted(now: float) -> Missing:
+        missing = expire(now)
+        missed.extend(missing.silent)
+        ticks.append(now)
+        return missing
+
+    monkeypatch.setattr(members, "expire", noted)
+    await cluster.split()
+    time.sleep(cluster.dead_after_s + 0.5)  # this loop, and with it the router, stands still
+    went_on_s = time.monotonic()
+    await until(lambda: ticks and ticks[-1] > went_on_s)
+    assert missed == []
+    await cluster.complete()
 
 
 async def _until_cut(link: channel.Channel) -> None:

@@ -18,7 +18,8 @@ from kvrelay.router.request import Kind, parse
 from kvrelay.router.tokens import INLINE_CHARS, load_tokens
 from kvrelay.types import Role
 from tests.fleet.values import store
-from tests.router.cluster import Cluster, until
+from tests.patience import until
+from tests.router.cluster import Cluster
 from tests.router.tiny_tokenizer import make_tokenizer
 
 CHAT = [{"role": "user", "content": "Hello"}]
@@ -36,15 +37,21 @@ async def test_short_and_long_texts_get_the_same_ids_from_both_copies(model_fold
     tokens.close()
 
 
+async def longest_turn_s(work: asyncio.Task[Any]) -> float:
+    """Processor time of the longest step that ``work`` kept this loop busy with: other load on the machine is none."""
+    longest_s, last_s, turns = 0.0, time.thread_time(), 0
+    while not work.done():
+        await asyncio.sleep(0.001)
+        longest_s, last_s, turns = max(longest_s, time.thread_time() - last_s), time.thread_time(), turns + 1
+    assert turns > 3, "others had their turns meanwhile"
+    return longest_s
+
+
 async def test_a_long_text_does_not_hold_the_loop_up(model_folder: Path) -> None:
     tokens = load_tokens(model_folder)
     encoding = asyncio.create_task(tokens.encode("the quick brown fox " * 50_000, special=True))
-    longest, last = 0.0, time.monotonic()
-    while not encoding.done():
-        await asyncio.sleep(0.001)
-        longest, last = max(longest, time.monotonic() - last), time.monotonic()
+    assert await longest_turn_s(encoding) < 0.25
     assert len(encoding.result()) > 50_000
-    assert longest < 0.5
     tokens.close()
 
 
@@ -58,11 +65,7 @@ async def test_many_short_texts_and_many_short_messages_do_not_hold_the_loop_up(
         tokens.encode_chat([{"role": "user", "content": ""}] * 50_000),
     ):
         encoding: asyncio.Task[Any] = asyncio.create_task(work)
-        longest, last = 0.0, time.monotonic()
-        while not encoding.done():
-            await asyncio.sleep(0.001)
-            longest, last = max(longest, time.monotonic() - last), time.monotonic()
-        assert longest < 0.25
+        assert await longest_turn_s(encoding) < 0.25
         assert encoding.result()[0] in (expected, *range(1000))
     tokens.close()
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from kvrelay.types import Role, Stage, Transport
 from tests.fleet.values import store
-from tests.router.cluster import Cluster, until
+from tests.patience import until
+from tests.router.cluster import Cluster
 from tests.router.test_two_legs import prefill_leg
 
 ARRIVED: dict[str, Any] = {

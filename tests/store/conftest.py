@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 from kvrelay.protocol.peer import Manifest
 from kvrelay.store.client import StoreClient
 from kvrelay.types import PageFormat, PageName
+from tests.patience import PATIENCE_S
 from tests.store.nursery import Nursery, Wish, running
 
 KEY = b"k" * 32
@@ -40,14 +40,6 @@ def manifest(*segments: tuple[int, int, list[int]]) -> Manifest:
     )
 
 
-def eventually(check: Callable[[], object], within_s: float = 5.0) -> None:
-    """Wait until ``check`` holds."""
-    end = time.monotonic() + within_s
-    while not check():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.01)
-
-
 class StoreProcess:
     """A store of its own, to be killed."""
 
@@ -70,7 +62,7 @@ class StoreProcess:
         """kill -9, and wait for the end."""
         with contextlib.suppress(ProcessLookupError):
             self.signal(signal.SIGKILL)
-        self.process.wait(5)
+        self.process.wait(PATIENCE_S)
 
 
 @pytest.fixture(scope="session")
@@ -86,6 +78,8 @@ def start_store(tmp_path: Path, nursery: Nursery) -> Iterator[Callable[..., Stor
 
     def start(name: str = "store-0", pages: int = 64, toml: str = "", routers: tuple[str, ...] = ()) -> StoreProcess:
         toml = f"store.arena_bytes = {pages * STRIDE}\n{toml}"
+        if "stalled_push_s" not in toml:  # a busy machine may let a store rest for longer than users would
+            toml += f"\nstore.stalled_push_s = {PATIENCE_S}"
         wish = Wish(toml=toml, name=name, socket_path=str(tmp_path / f"{name}.sock"), key=KEY, routers=routers)
         stores.append(StoreProcess(nursery, wish))
         return stores[-1]
@@ -106,7 +100,7 @@ def connect() -> Iterator[Callable[..., StoreClient]]:
         client = StoreClient(store.socket_path, KEY, owner=owner, format=format, grant_slots=grant_slots)
         clients.append(client)
         client.start()
-        assert client.wait_attached(5), client
+        assert client.wait_attached(PATIENCE_S), client
         return client
 
     yield attach

@@ -13,8 +13,9 @@ import pytest
 
 from kvrelay.channel import bind_tcp
 from kvrelay.types import Transport
+from tests.patience import until
 from tests.store.conftest import payload
-from tests.store.test_paths import BIG, Ends, Store, eventually
+from tests.store.test_paths import BIG, Ends, Store
 
 pytestmark = pytest.mark.slow
 
@@ -114,24 +115,25 @@ class Linked:
 
     async def arrives(self) -> None:
         d = self.ends.d
-        await eventually(lambda: d.keeper.counts["transfers_arrived"] == 1, 60)
+        await until(lambda: d.keeper.counts["transfers_arrived"] == 1, within_s=90)
         assert all(d.read(number) == payload(number, 32, BIG) for number in range(PAGES))
         await self.ends.settled()
         assert d.keeper.counts["checksum_failures"] == 0
 
     async def under_way(self, size_bytes: int) -> None:
         before = sum(wire.moved for wire in self.proxy.data)
-        await eventually(lambda: sum(wire.moved for wire in self.proxy.data) > before + size_bytes)
+        await until(lambda: sum(wire.moved for wire in self.proxy.data) > before + size_bytes)
 
 
 @pytest.fixture
-async def linked(tmp_path: Path) -> AsyncIterator[Linked]:
+async def linked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Linked]:
+    monkeypatch.setattr("kvrelay.store.paths.choice.RETRY_S", 3600.0)  # what is lost is not there again meanwhile
     ends = Ends(tmp_path, Transport.TCP, stall_s=3.0)
     await ends.ready()
     proxy = Proxy(ends.d)
     await proxy.start()
     ends.p.daemon.peers.meet([proxy.address])
-    await eventually(lambda: any(report.rank for report in ends.p.daemon.peers.reports))
+    await until(lambda: any(report.rank for report in ends.p.daemon.peers.reports))
     for wire in proxy.data:
         wire.pause_s = 0.001
     yield Linked(ends, proxy)
@@ -176,8 +178,8 @@ async def test_the_end_of_the_link_of_the_pushes_ends_them_and_frees_every_slot(
     linked.push()
     await linked.under_way(1 << 20)
     linked.proxy.wires[0].cut()
-    await eventually(lambda: linked.ends.p.keeper.counts["pushes_failed"] == 1)
-    await eventually(lambda: linked.ends.d.keeper.counts["transfers_failed"] == 1)
+    await until(lambda: linked.ends.p.keeper.counts["pushes_failed"] == 1)
+    await until(lambda: linked.ends.d.keeper.counts["transfers_failed"] == 1)
     await linked.ends.settled()
 
 
@@ -186,7 +188,7 @@ async def test_a_peer_that_goes_silent_altogether_costs_the_stall_limit_and_no_m
     await linked.under_way(1 << 20)
     for wire in linked.proxy.wires:
         wire.is_silent = True
-    await eventually(lambda: linked.ends.p.keeper.counts["pushes_failed"] == 1)
+    await until(lambda: linked.ends.p.keeper.counts["pushes_failed"] == 1)
     assert linked.ends.p.keeper.describe()["pages_pinned"] == 0
     linked.proxy.stop()
     await linked.ends.settled()

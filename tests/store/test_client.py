@@ -20,7 +20,8 @@ from kvrelay.protocol.message import Message
 from kvrelay.store.attachment import Attachment
 from kvrelay.store.client import StoreClient
 from kvrelay.types import PageFormat, SlotRef
-from tests.store.conftest import FORMAT, KEY, StoreProcess, eventually, page_name, payload
+from tests.patience import PATIENCE_S, wait_until
+from tests.store.conftest import FORMAT, KEY, StoreProcess, page_name, payload
 
 Start = Callable[..., StoreProcess]
 Connect = Callable[..., StoreClient]
@@ -43,7 +44,7 @@ def take(client: StoreClient, count: int) -> list[SlotRef]:
         refs.extend(client.take_slots(count - len(refs)))
         return len(refs) == count
 
-    eventually(enough)
+    wait_until(enough)
     return refs
 
 
@@ -61,7 +62,7 @@ def test_what_was_put_is_what_comes_back(start_store: Start, connect: Connect) -
     assert client.get(page_name(1)) == payload(1)
     assert client.get(page_name(2)) == payload(2, tokens=3)
     assert client.get(page_name(9)) is None
-    eventually(lambda: is_idle(client))
+    wait_until(lambda: is_idle(client))
     assert client.describe()["pages_used"] == 2
 
 
@@ -84,14 +85,14 @@ def test_a_payload_of_the_wrong_length_is_refused_and_costs_no_slot(start_store:
 def test_a_flipped_bit_is_a_miss_and_counted(start_store: Start, connect: Connect) -> None:
     client = connect(start_store())
     client.put(page_name(1), payload(1), 8)
-    held = client.acquire("l", [page_name(1)], 5).result(5).pages[0]
+    held = client.acquire("l", [page_name(1)], 5).result(PATIENCE_S).pages[0]
     assert held is not None
     assert client.arena is not None
     client.arena.segment(held.slot.slot, 1, 8)[100] ^= 1
     assert client.get(page_name(1)) is None
-    eventually(lambda: client.describe()["read_bad_checksum"] == 1)
+    wait_until(lambda: client.describe()["read_bad_checksum"] == 1)
     client.release("l")
-    eventually(lambda: client.exists([page_name(1)]) == [False])
+    wait_until(lambda: client.exists([page_name(1)]) == [False])
 
 
 def test_many_pages_go_in_and_come_out_with_one_question(start_store: Start, connect: Connect) -> None:
@@ -106,7 +107,7 @@ def test_many_pages_go_in_and_come_out_with_one_question(start_store: Start, con
     assert target == payload(3) + bytes(len(payload(3)))
     with pytest.raises(ValueError, match="structure"):
         client.get_into([page_name(3)], [views[0][:-1]])
-    eventually(lambda: client.describe()["pages_pinned"] == 0)
+    wait_until(lambda: client.describe()["pages_pinned"] == 0)
 
 
 def test_a_damaged_page_that_a_reader_suspects_is_forgotten_and_a_sound_one_stays(
@@ -115,15 +116,15 @@ def test_a_damaged_page_that_a_reader_suspects_is_forgotten_and_a_sound_one_stay
     client = connect(start_store())
     for number in (1, 2):
         client.put(page_name(number), payload(number), 8)
-    held = client.acquire("l", [page_name(1), page_name(2)], 5).result(5).pages
+    held = client.acquire("l", [page_name(1), page_name(2)], 60).result(PATIENCE_S).pages
     slots = [page.slot for page in held if page is not None]
     assert client.arena is not None
     client.arena.segment(slots[0].slot, 0, 8)[0] ^= 1
     client.suspect([*slots, SlotRef(slots[0].slot, 5), SlotRef(-1, 5)])
-    eventually(lambda: client.exists([page_name(1), page_name(2)]) == [False, True])
+    wait_until(lambda: client.exists([page_name(1), page_name(2)]) == [False, True])
     assert client.arena.is_current(slots[0]), "pinned"
     client.release("l")
-    eventually(lambda: is_idle(client))
+    wait_until(lambda: is_idle(client))
     assert client.describe()["pages_damaged"] == 1
 
 
@@ -136,10 +137,10 @@ def test_pages_arrive_layer_by_layer_for_whoever_acquired_them(start_store: Star
 
     def arriving() -> bool:
         nonlocal held
-        held = reader.acquire("l", [page_name(1)], 5).result(5).pages[0]
+        held = reader.acquire("l", [page_name(1)], 5).result(PATIENCE_S).pages[0]
         return held is not None
 
-    eventually(arriving)
+    wait_until(arriving)
     assert held is not None
     assert (held.slot, held.tokens, held.complete) == (ref, 8, False)
     assert reader.arena is not None
@@ -149,7 +150,7 @@ def test_pages_arrive_layer_by_layer_for_whoever_acquired_them(start_store: Star
         publish(writer, ref, payload(1), range(layer, layer + 1))
         writer.ring()
         assert reader.arena.ready(slots, generations, layer)[0]
-    eventually(lambda: reader.exists([page_name(1)]) == [True])
+    wait_until(lambda: reader.exists([page_name(1)]) == [True])
     assert reader.get(page_name(1)) == payload(1)
 
 
@@ -157,10 +158,10 @@ def test_the_doorbell_alone_completes_a_page(start_store: Start, connect: Connec
     client = connect(start_store(), grant_slots=2)
     (ref,) = take(client, 1)
     client.announce([NewPage(page_name(1), ref, 8)])
-    eventually(lambda: client.describe()["pages_filling"] == 1)
+    wait_until(lambda: client.describe()["pages_filling"] == 1)
     publish(client, ref, payload(1), range(FORMAT.layers))
     client.ring()
-    eventually(lambda: client.describe()["pages_put"] == 1)
+    wait_until(lambda: client.describe()["pages_put"] == 1)
 
 
 def test_grants_are_refilled_in_the_background(start_store: Start, connect: Connect) -> None:
@@ -168,7 +169,7 @@ def test_grants_are_refilled_in_the_background(start_store: Start, connect: Conn
     refs = take(client, 12)
     assert len({ref.slot for ref in refs}) == 12
     client.give_back(refs)
-    eventually(lambda: client.describe()["slots_granted"] >= 12)
+    wait_until(lambda: client.describe()["slots_granted"] >= 12)
 
 
 def test_slots_that_are_of_no_use_without_the_others_are_given_back_also_those_that_come_late(
@@ -191,11 +192,12 @@ def test_a_lease_pins_until_it_is_released_or_runs_out(start_store: Start, conne
     client = connect(start_store(pages=2))
     for number in (1, 2):
         client.put(page_name(number), payload(number), 8)
-    client.acquire("kept", [page_name(1)], 60).result(5)
-    client.acquire("short", [page_name(2)], 0.3).result(5)
+    client.acquire("kept", [page_name(1)], 60).result(PATIENCE_S)
+    client.acquire("short", [page_name(2)], 60).result(PATIENCE_S)
     with pytest.raises(Overloaded, match="pinned"):
         client.put(page_name(3), payload(3), 8)
-    eventually(lambda: client.describe()["leases_open"] == 1)
+    client.acquire("short", [page_name(2)], 0.3).result(PATIENCE_S)
+    wait_until(lambda: client.describe()["leases_open"] == 1)
     client.put(page_name(3), payload(3), 8)
     assert client.exists([page_name(1), page_name(2), page_name(3)]) == [True, False, True]
     client.release("kept")
@@ -207,7 +209,7 @@ def test_nobody_can_release_another_owners_lease(start_store: Start, connect: Co
     store = start_store()
     ours, theirs = connect(store, "a/1"), connect(store, "b/1")
     ours.put(page_name(1), payload(1), 8)
-    ours.acquire("l", [page_name(1)], 60).result(5)
+    ours.acquire("l", [page_name(1)], 60).result(PATIENCE_S)
     theirs.release("l")
     assert theirs.describe()["pages_pinned"] == 1
 
@@ -217,18 +219,18 @@ def test_what_a_link_opened_ends_with_it_though_its_owner_has_another_one(start_
     first, second = connect(store, "w/1"), connect(store, "w/1")
     first.put_many([(page_name(number), payload(number), 8) for number in (1, 2)])
     for client, number in ((first, 1), (second, 2)):
-        client.acquire("l", [page_name(number)], 60).result(5)
+        client.acquire("l", [page_name(number)], 60).result(PATIENCE_S)
         client.open_transfer(f"t{number}", [page_name(90 + number)], 8, None)
         assert client.describe()["transfers_open"] == number
     first.close()
-    eventually(lambda: second.describe()["transfers_failed"] == 1)
+    wait_until(lambda: second.describe()["transfers_failed"] == 1)
     counts = second.describe()
     gauges = ("owners", "owner_links", "owners_lost", "leases_open", "pages_pinned", "transfers_open")
     assert [counts[name] for name in gauges] == [1, 1, 0, 1, 1, 1]
-    assert second.acquire("m", [page_name(92)], 5, ["t2"]).result(5).waiting
+    assert second.acquire("m", [page_name(92)], 5, ["t2"]).result(PATIENCE_S).waiting
     other = connect(store, "x/1")
     second.close()
-    eventually(lambda: other.describe()["owners_lost"] == 1)
+    wait_until(lambda: other.describe()["owners_lost"] == 1)
     assert [other.describe()[name] for name in gauges] == [1, 1, 1, 0, 0, 0]
 
 
@@ -239,22 +241,22 @@ def test_a_killed_store_is_a_miss_and_a_new_one_is_found(start_store: Start, con
     old_arena, old_refs = client.arena, take(client, 1)
     assert old_arena is not None
     store.kill()
-    eventually(lambda: client.arena is None)
-    assert client.take_slots(1) == []
+    wait_until(lambda: client.arena is None)
+    wait_until(lambda: client.take_slots(1) == [])
     with pytest.raises(Lost):
         client.exists([page_name(1)])
     with pytest.raises(Lost):
-        client.acquire("l", [page_name(1)], 5).result(5)
+        client.acquire("l", [page_name(1)], 5).result(PATIENCE_S)
     client.ring()
     old_arena.segment(0, 0, 8)[0] = 1
     store.start()
-    assert client.wait_attached(5)
+    assert client.wait_attached(PATIENCE_S)
     assert client.arena is not None
     assert client.arena.epoch != old_arena.epoch
     assert not client.arena.is_current(old_refs[0])
     assert client.get(page_name(1)) is None
     client.announce([NewPage(page_name(5), old_refs[0], 8)])
-    eventually(lambda: client.describe()["stale_refs"] == 1)
+    wait_until(lambda: client.describe()["stale_refs"] == 1)
     client.put(page_name(1), payload(1), 8)
     assert client.get(page_name(1)) == payload(1)
 
@@ -286,7 +288,7 @@ def test_every_request_is_answered_while_a_client_closes(start_store: Start, con
         asking.start()
         client.close()
         asking.join()
-        assert wait(answers, timeout=2).not_done == set()
+        assert wait(answers, timeout=PATIENCE_S).not_done == set()
 
 
 @pytest.mark.parametrize(
@@ -312,10 +314,10 @@ def test_a_client_may_start_before_its_store(start_store: Start, tmp_path: objec
     store.kill()
     client = StoreClient(path, b"k" * 32, owner="w/1", format=FORMAT)
     client.start()
-    assert not client.wait_attached(0.2)
-    assert "cannot connect" in repr(client)
+    wait_until(lambda: "cannot connect" in repr(client))
+    assert not client.wait_attached(0)
     store.start()
-    assert client.wait_attached(5)
+    assert client.wait_attached(PATIENCE_S)
     client.close()
     assert client.arena is None
 
@@ -323,15 +325,15 @@ def test_a_client_may_start_before_its_store(start_store: Start, tmp_path: objec
 def test_a_clean_end_removes_the_socket_and_a_killed_store_leaks_no_memory(start_store: Start) -> None:
     store = start_store()
     store.signal(signal.SIGINT)
-    store.process.wait(5)
+    store.process.wait(PATIENCE_S)
     assert not store.socket_path.exists()
 
 
 def test_a_client_with_the_wrong_key_never_attaches(start_store: Start) -> None:
     client = StoreClient(start_store().socket_path, b"x" * 32, owner="w/1", format=FORMAT)
     client.start()
-    assert not client.wait_attached(0.3)
-    assert "key" in client.problem
+    wait_until(lambda: "key" in client.problem)
+    assert not client.wait_attached(0)
     client.close()
 
 
@@ -339,8 +341,8 @@ def test_a_format_that_does_not_fit_is_refused_with_the_key_to_change(start_stor
     big = PageFormat(layers=100, kv_heads=8, head_dim=128, dtype="float32", page_tokens=32)
     client = StoreClient(start_store().socket_path, b"k" * 32, owner="w/1", format=big)
     client.start()
-    assert not client.wait_attached(0.3)
-    assert "store.arena_bytes" in client.problem
+    wait_until(lambda: "store.arena_bytes" in client.problem)
+    assert not client.wait_attached(0)
     client.close()
 
 
@@ -372,4 +374,4 @@ def test_an_idle_store_hardly_wakes_up(start_store: Start, connect: Connect) -> 
         time.sleep(2.0)
         return wakes() - before <= 8
 
-    eventually(hardly_wakes, within_s=15)
+    wait_until(hardly_wakes)

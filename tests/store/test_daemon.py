@@ -21,7 +21,8 @@ from kvrelay.store.client import StoreClient
 from kvrelay.store.daemon import run_store
 from kvrelay.store.session import Session
 from kvrelay.types import StoreInfo
-from tests.store.conftest import KEY, StoreProcess, eventually, page_name, payload
+from tests.patience import PATIENCE_S, wait_until
+from tests.store.conftest import KEY, StoreProcess, page_name, payload
 
 Start = Callable[..., StoreProcess]
 Connect = Callable[..., StoreClient]
@@ -90,7 +91,7 @@ async def test_a_store_whose_links_crash_again_and_again_is_not_healthy(
         raise ZeroDivisionError
 
     async def heard(*, healthy: bool | None = None, crashes: int = 0) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while not beats or healthy not in (None, beats[-1].healthy) or beats[-1].counts["links_crashed"] < crashes:
                 await asyncio.sleep(0.01)
 
@@ -135,8 +136,8 @@ def test_the_memory_of_a_killed_store_is_gone_as_soon_as_its_clients_noticed(
         assert client.describe()["bytes_used"] == 200 * 8192
         assert mapped() == before + 1
         store.kill()
-        eventually(lambda: client.arena is None)
-        eventually(lambda: mapped() == before)
+        wait_until(lambda: client.arena is None)
+        wait_until(lambda: mapped() == before)
     finally:
         gc.enable()
     assert not [name for name in os.listdir("/dev/shm") if "kvrelay" in name]
@@ -146,6 +147,6 @@ def test_an_interrupted_store_ends_cleanly(start_store: Start, connect: Connect)
     store = start_store()
     client = connect(store, grant_slots=2)
     store.signal(signal.SIGINT)
-    store.process.wait(5)
+    store.process.wait(PATIENCE_S)
     assert not store.socket_path.exists()
-    eventually(lambda: client.arena is None)
+    wait_until(lambda: client.arena is None)

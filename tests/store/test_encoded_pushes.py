@@ -21,9 +21,10 @@ from kvrelay.store.codecs import Codecs
 from kvrelay.store.packing import Packed, pack
 from kvrelay.store.paths.streams import Streams
 from kvrelay.types import Codec, PageFormat, Transport
+from tests.patience import PATIENCE_S, until
 from tests.store import test_paths
 from tests.store.conftest import FORMAT, KEY, manifest, page_name
-from tests.store.test_paths import CONTROL, Ends, ends_of, eventually
+from tests.store.test_paths import CONTROL, Ends, ends_of
 
 ROUNDED = msgspec.structs.replace(FORMAT, lossy=Codec.INT8)
 PAGES = range(6)
@@ -69,7 +70,7 @@ async def push_all(ends: Ends, format: PageFormat = FORMAT, shards: int = 1) -> 
     for number in PAGES:
         ends.p.put(number, tokens(number), shards, format)
     ends.p.push("t", PAGES, TOTAL, ends.d, format)
-    await eventually(lambda: ends.d.keeper.counts["transfers_arrived"] == 1)
+    await until(lambda: ends.d.keeper.counts["transfers_arrived"] == 1)
 
 
 @needs_zstandard
@@ -107,7 +108,7 @@ async def test_a_page_that_goes_on_to_a_third_store_is_not_rounded_a_second_time
         async with ends_of(tmp_path / "on", CONTROL) as second:
             first.d.daemon.peers.meet([second.d.address])
             first.d.push("on", PAGES, TOTAL, second.d, ROUNDED)
-            await eventually(lambda: second.d.keeper.counts["transfers_arrived"] == 1)
+            await until(lambda: second.d.keeper.counts["transfers_arrived"] == 1)
             assert [second.d.read(number) for number in PAGES] == [rounded(number) for number in PAGES]
 
 
@@ -133,9 +134,9 @@ async def test_bytes_that_were_damaged_in_memory_are_never_published(
     assert page is not None
     ends.p.shelf(ROUNDED).arena.segment(page.ref.slot, 2, 8)[7] ^= 4
     ends.p.push("t", range(3), 24, ends.d, ROUNDED)
-    await eventually(lambda: ends.d.keeper.counts["transfers_failed"] == 1)
+    await until(lambda: ends.d.keeper.counts["transfers_failed"] == 1)
     assert ends.d.page(1) is None
-    await eventually(lambda: ends.p.keeper.counts["pages_damaged"] == 1)
+    await until(lambda: ends.p.keeper.counts["pages_damaged"] == 1)
     await ends.settled()
 
 
@@ -195,7 +196,7 @@ def views(packed: Packed) -> list[memoryview]:
 
 async def is_cut_off(link: Channel) -> bool:
     try:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while True:
                 await link.recv()
     except Lost:
@@ -213,7 +214,7 @@ async def test_an_encoded_push_by_hand_is_taken_so_that_the_tests_below_mean_som
     link = await rogue(pair, ROUNDED, Codec.INT8)
     message, packed = encoded()
     await link.send(message, views(packed))
-    await eventually(lambda: pair.d.read(0) == rounded(0))
+    await until(lambda: pair.d.read(0) == rounded(0))
     link.close()
 
 
@@ -250,7 +251,7 @@ async def test_a_push_that_is_opened_again_while_its_pages_are_on_their_way_is_r
     transfers.expire(pair.d.now + 3000)  # ... and is forgotten
     assert transfers.get("r") is None
     await link.send(PushOpen(transfer="r", format=FORMAT, names=[page_name(0)], total_tokens=8))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         answer = await link.recv()
     assert isinstance(answer, PushClosed)
     assert not answer.complete

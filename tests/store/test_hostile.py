@@ -19,6 +19,7 @@ from kvrelay.protocol.message import Message
 from kvrelay.protocol.peer import Manifest, PushClosed, PushOpen, PushPages, PushWanted, Segments, Taken
 from kvrelay.store.client import StoreClient
 from kvrelay.types import PageFormat, PageName, SlotRef
+from tests.patience import PATIENCE_S, until_on_thread
 from tests.store.conftest import FORMAT, KEY, StoreProcess, manifest, page_name, payload
 
 Start = Callable[..., StoreProcess]
@@ -38,16 +39,10 @@ async def peer(store: StoreProcess, name: str = "rogue") -> AsyncIterator[Channe
         link.close()
 
 
-async def eventually(check: Callable[[], object], within_s: float = 5.0) -> None:
-    async with asyncio.timeout(within_s):
-        while not await asyncio.to_thread(check):
-            await asyncio.sleep(0.01)
-
-
 async def ended(link: Channel) -> None:
     """The store ended this link."""
     with contextlib.suppress(Lost):
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(PATIENCE_S):
             while True:
                 await link.recv()
 
@@ -82,7 +77,7 @@ async def test_a_hand_made_push_is_accepted_so_that_the_tests_below_mean_somethi
         assert await offer(link, 1) == [0]
         await link.send(*segments(1))
         await link.send(PushClosed(transfer="t", complete=True))
-        await eventually(lambda: client.describe()["transfers_arrived"] == 1)
+        await until_on_thread(lambda: client.describe()["transfers_arrived"] == 1)
     assert client.get(page_name(1)) == payload(1)
 
 
@@ -93,9 +88,9 @@ async def test_a_truncated_push_is_never_used(start_store: Start, connect: Conne
         await offer(link, 1)
         message, parts = segments(1)
         await link.send(message, [*parts[:-1], parts[-1][:-1]])
-    await eventually(lambda: client.describe()["transfers_failed"] == 1)
+    await until_on_thread(lambda: client.describe()["transfers_failed"] == 1)
     assert client.exists([page_name(1)]) == [False]
-    await eventually(lambda: is_idle(client))
+    await until_on_thread(lambda: is_idle(client))
 
 
 async def test_a_push_that_stops_in_the_middle_of_a_payload_is_given_up(start_store: Start, connect: Connect) -> None:
@@ -106,7 +101,7 @@ async def test_a_push_that_stops_in_the_middle_of_a_payload_is_given_up(start_st
         message, parts = segments(1)
         await link.send(message, parts[:1])
         await ended(link)
-    await eventually(lambda: client.describe()["pages_failed"] == 1 and is_idle(client))
+    await until_on_thread(lambda: client.describe()["pages_failed"] == 1 and is_idle(client))
 
 
 async def test_a_wrong_checksum_fails_the_page_even_when_its_other_layers_are_right(
@@ -119,12 +114,12 @@ async def test_a_wrong_checksum_fails_the_page_even_when_its_other_layers_are_ri
         message, parts = segments(1)
         message.manifest.checksums[-1] = 12345
         await link.send(message, parts)
-        await eventually(lambda: client.describe()["checksum_failures"] == 1)
+        await until_on_thread(lambda: client.describe()["checksum_failures"] == 1)
         await link.send(*segments(1))
         await link.send(PushClosed(transfer="t", complete=True))
-        await eventually(lambda: client.describe()["transfers_failed"] == 1)
+        await until_on_thread(lambda: client.describe()["transfers_failed"] == 1)
     assert client.exists([page_name(1)]) == [False]
-    await eventually(lambda: is_idle(client))
+    await until_on_thread(lambda: is_idle(client))
 
 
 async def test_a_page_number_that_was_damaged_on_its_way_never_brings_one_page_into_another(
@@ -141,9 +136,9 @@ async def test_a_page_number_that_was_damaged_on_its_way_never_brings_one_page_i
         with contextlib.suppress(Lost):
             await link.send(*segments(1))
         await ended(link)
-    await eventually(lambda: client.describe()["transfers_failed"] == 1)
+    await until_on_thread(lambda: client.describe()["transfers_failed"] == 1)
     assert client.get_many([page_name(1), page_name(2)]) == [None, None]
-    await eventually(lambda: is_idle(client))
+    await until_on_thread(lambda: is_idle(client))
 
 
 async def test_a_layer_sent_twice_cannot_change_a_page(start_store: Start, connect: Connect) -> None:
@@ -155,7 +150,7 @@ async def test_a_layer_sent_twice_cannot_change_a_page(start_store: Start, conne
         await link.send(*segments(2))
         await link.send(*segments(2, range(1)))
         await link.send(PushClosed(transfer="t", complete=True))
-        await eventually(lambda: client.describe()["transfers_arrived"] == 1)
+        await until_on_thread(lambda: client.describe()["transfers_arrived"] == 1)
     assert client.get(page_name(1)) == payload(1)
 
 
@@ -169,7 +164,7 @@ async def test_a_page_that_was_not_asked_for_is_not_taken(start_store: Start, co
         await link.send(*segments(7))
         await link.send(*segments(2, page=1))
         await link.send(PushClosed(transfer="t", complete=True))
-        await eventually(lambda: client.describe()["transfers_arrived"] == 1)
+        await until_on_thread(lambda: client.describe()["transfers_arrived"] == 1)
     assert (client.get(page_name(1)), client.get(page_name(2))) == (payload(1), payload(2))
 
 
@@ -210,7 +205,7 @@ async def test_a_peer_that_breaks_the_rules_loses_its_link_and_its_pages(
         with contextlib.suppress(Lost):  # it may be cut off before it is through
             await link.send(message, [memoryview(bytes(min(max(0, claimed), 1 << 16)))])
         await ended(link)
-    await eventually(lambda: is_idle(client))
+    await until_on_thread(lambda: is_idle(client))
     assert client.describe()["links_crashed"] == 0
     client.put(page_name(3), payload(3), 8)
     assert client.get(page_name(3)) == payload(3)
@@ -304,7 +299,7 @@ async def test_a_slot_that_was_not_granted_is_refused_and_counted(start_store: S
     store = start_store()
     client = connect(store)
     client.put(page_name(1), payload(1), 8)
-    held = client.acquire("l", [page_name(1)], 10).result(5).pages[0]
+    held = client.acquire("l", [page_name(1)], 10).result(PATIENCE_S).pages[0]
     assert held is not None
     rogue = [held.slot, SlotRef(held.slot.slot, held.slot.generation + 1), SlotRef(-1, 0), SlotRef(1 << 40, 5)]
     async with raw_client(store) as link:
@@ -320,7 +315,7 @@ async def test_a_greedy_client_gets_no_more_than_there_is(start_store: Start, co
     store = start_store(pages=8)
     client = connect(store)
     client.put(page_name(1), payload(1), 8)
-    client.acquire("l", [page_name(1)], 60).result(5)
+    client.acquire("l", [page_name(1)], 60).result(PATIENCE_S)
     async with raw_client(store) as link:
         for count in (-5, 1 << 40):
             await link.send(Allocate(id=1, count=count))
@@ -328,7 +323,7 @@ async def test_a_greedy_client_gets_no_more_than_there_is(start_store: Start, co
             assert isinstance(answer, Granted)
             assert len(answer.slots) == (7 if count > 0 else 0)
     assert client.get(page_name(1)) == payload(1)
-    await eventually(lambda: client.describe()["slots_occupied"] == 1)
+    await until_on_thread(lambda: client.describe()["slots_occupied"] == 1)
 
 
 async def test_a_client_that_does_not_read_its_answers_blocks_only_itself(start_store: Start, connect: Connect) -> None:
@@ -351,31 +346,35 @@ async def test_a_client_that_does_not_read_its_answers_blocks_only_itself(start_
 BIG = PageFormat(layers=4, kv_heads=8, head_dim=128, dtype="float32", page_tokens=32)
 
 
-async def _want_everything_then_sleep(link: Channel) -> None:
-    assert isinstance(await link.recv(), PushOpen)
-    offered = await link.recv()
-    assert isinstance(offered, PushPages)
-    await link.send(PushWanted(transfer=offered.transfer, indices=offered.indices))
-    await asyncio.sleep(60)
-
-
 async def test_a_receiver_that_stops_reading_in_the_middle_costs_only_its_own_push(
     start_store: Start, connect: Connect
 ) -> None:
-    store = start_store(pages=10_000, toml="store.stalled_push_s = 0.5")
+    asked = asyncio.Event()
+
+    async def want_everything_then_sleep(link: Channel) -> None:
+        assert isinstance(await link.recv(), PushOpen)
+        offered = await link.recv()
+        assert isinstance(offered, PushPages)
+        await link.send(PushWanted(transfer=offered.transfer, indices=offered.indices))
+        asked.set()
+        await asyncio.sleep(600)
+
+    store = start_store(pages=10_000, toml="store.stalled_push_s = 2")
     writer = connect(store, "p/1", format=BIG)
     numbers = range(48)
     for number in numbers:
         writer.put(page_name(number), payload(number, 32, BIG), 32)
     sock = bind_tcp("127.0.0.1", 0)
     host, port = sock.getsockname()
-    listener = Listener(sock, KEY, receiver="deaf", purposes={"peer"}, serve=_want_everything_then_sleep)
+    listener = Listener(sock, KEY, receiver="deaf", purposes={"peer"}, serve=want_everything_then_sleep)
     task = asyncio.create_task(listener.run())
     names = [page_name(number) for number in numbers]
     writer.open_transfer("t", names, 32 * len(names), f"{host}:{port}")
-    await eventually(lambda: writer.describe()["pages_pinned"] > 0)
+    async with asyncio.timeout(PATIENCE_S):
+        await asked.wait()
+    assert (await asyncio.to_thread(writer.describe))["pages_pinned"] > 0
     assert await asyncio.to_thread(writer.get, page_name(3)) == payload(3, 32, BIG)
-    await eventually(lambda: writer.describe()["pushes_failed"] == 1)
+    await until_on_thread(lambda: writer.describe()["pushes_failed"] == 1)
     counts = writer.describe()
     assert counts["bytes_pushed"] < 48 * BIG.page_bytes
     assert (counts["pages_pinned"], counts["transfers_open"]) == (0, 0)
@@ -383,8 +382,12 @@ async def test_a_receiver_that_stops_reading_in_the_middle_costs_only_its_own_pu
     await asyncio.gather(task, return_exceptions=True)
 
 
+SLOW_MB_S = 0.5
+"""Seconds that a slow reader takes for a megabyte at least."""
+
+
 async def _want_everything_and_read_slowly(link: Channel) -> None:
-    """About 5 MB a second."""
+    """At most 2 MB a second."""
     room = memoryview(bytearray(1 << 20))
     while True:
         match await link.recv():
@@ -393,7 +396,7 @@ async def _want_everything_and_read_slowly(link: Channel) -> None:
             case Segments() as segments:
                 for start in range(0, segments.payload_bytes, len(room)):
                     await link.recv_into([room[: segments.payload_bytes - start]])
-                    await asyncio.sleep(0.2)
+                    await asyncio.sleep(SLOW_MB_S)
                 await link.send(Taken(serial=segments.serial))
             case _:
                 pass
@@ -402,21 +405,22 @@ async def _want_everything_and_read_slowly(link: Channel) -> None:
 async def test_an_offer_waits_for_its_answer_while_bytes_of_another_push_move_ahead_of_it(
     start_store: Start, connect: Connect
 ) -> None:
-    store = start_store(pages=10_000, toml="store.stalled_push_s = 0.5")
+    # A busy machine may make every megabyte take several times as long, and the two others wait far longer yet.
+    store = start_store(pages=10_000, toml=f"store.stalled_push_s = {6 * SLOW_MB_S}")
     writer = connect(store, "p/1", format=BIG)
-    for number in range(9):
+    for number in range(13):
         writer.put(page_name(number), payload(number, 32, BIG), 32)
     sock = bind_tcp("127.0.0.1", 0)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)  # what is on its way is on the sender's side
     host, port = sock.getsockname()
     listener = Listener(sock, KEY, receiver="slow", purposes={"peer"}, serve=_want_everything_and_read_slowly)
     task = asyncio.create_task(listener.run())
-    writer.open_transfer("t1", [page_name(number) for number in range(8)], 32 * 8, f"{host}:{port}")
-    await eventually(lambda: writer.describe()["bytes_pushed"] > 0)
-    writer.open_transfer("t2", [page_name(8)], 32, f"{host}:{port}")
-    await eventually(lambda: writer.describe()["transfers_open"] == 0)
+    writer.open_transfer("t1", [page_name(number) for number in range(12)], 32 * 12, f"{host}:{port}")
+    await until_on_thread(lambda: writer.describe()["bytes_pushed"] > 0)
+    writer.open_transfer("t2", [page_name(12)], 32, f"{host}:{port}")
+    await until_on_thread(lambda: writer.describe()["transfers_open"] == 0)
     counts = writer.describe()
-    assert (counts["pushes_failed"], counts["bytes_pushed"]) == (0, 9 * BIG.page_bytes)
+    assert (counts["pushes_failed"], counts["bytes_pushed"]) == (0, 13 * BIG.page_bytes)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
@@ -440,7 +444,7 @@ async def test_a_receiver_that_answers_nonsense_ends_the_push(
     host, port = sock.getsockname()
     task = asyncio.create_task(Listener(sock, KEY, receiver="odd", purposes={"peer"}, serve=serve).run())
     writer.open_transfer("t", [page_name(1)], 8, f"{host}:{port}")
-    await eventually(lambda: writer.describe()["pushes_failed"] == 1)
+    await until_on_thread(lambda: writer.describe()["pushes_failed"] == 1)
     assert writer.describe()["pages_pinned"] == 0
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

@@ -22,6 +22,7 @@ from kvrelay.store.keeper import FILL_STALL_S, Keeper
 from kvrelay.store.landing import Landing
 from kvrelay.store.reception import Reception, probing_ground
 from kvrelay.types import SlotRef, Transport
+from tests.patience import PATIENCE_S
 from tests.store.conftest import FORMAT, STRIDE, manifest, page_name, payload
 
 SEGMENT = FORMAT.segment_bytes
@@ -58,7 +59,7 @@ class Guest:
         return far
 
     async def answer(self) -> Message:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             return await self.link.recv()
 
     async def offer(self, transfer: str, *numbers: int, direct: bool = False) -> list[SlotRef]:

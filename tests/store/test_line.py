@@ -17,6 +17,7 @@ from kvrelay.protocol.peer import Probe, Probed
 from kvrelay.store.codecs import Codecs
 from kvrelay.store.outbound import Outbound
 from kvrelay.store.paths.line import Line
+from tests.patience import PATIENCE_S
 from tests.store.conftest import KEY
 from tests.store.test_late_bytes import Sender
 
@@ -81,7 +82,7 @@ async def answering_others(peer: Peer) -> AsyncIterator[None]:
 
 async def test_a_link_that_moves_nothing_is_given_up_though_the_peer_answers_others(peer: Peer) -> None:
     stuck, payload = peer.link(), memoryview(bytes(100 << 10))
-    async with answering_others(peer), asyncio.timeout(5):
+    async with answering_others(peer), asyncio.timeout(PATIENCE_S):
         with pytest.raises(Lost):
             await peer.line.deliver(stuck, 1, QUESTION, [payload], Probed)
     assert stuck.over.done()
@@ -102,7 +103,7 @@ async def test_a_peer_that_says_nothing_more_is_given_up(peer: Peer) -> None:
     await asyncio.sleep(0)
     peer.now = 2 * STALL_S
     with pytest.raises(Lost):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             await asked
 
 
@@ -132,6 +133,6 @@ async def test_what_an_earlier_attempt_brought_is_not_sent_again_when_the_presen
     while not stuck.queued_bytes:
         await asyncio.sleep(0)
     peer.line.settle(Probed(serial=1, good=True))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         assert (await asked).good
     assert stuck.over.done()

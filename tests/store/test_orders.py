@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvrelay.protocol.feed import Heartbeat, PushOrder, RegisterStore
+from kvrelay.protocol.feed import Heartbeat, PushOrder
 from kvrelay.store.client import StoreClient
 from kvrelay.types import Stage
+from tests.patience import until_on_thread
 from tests.store.conftest import FORMAT, StoreProcess, page_name, payload
 from tests.store.test_events import Ear, listening
-from tests.store.test_hostile import eventually
 
 Start = Callable[..., StoreProcess]
 Connect = Callable[..., StoreClient]
@@ -31,9 +31,9 @@ def order(push_to: str, transfer: str = "r/0/0/pull/1", count: int = COUNT, **mo
 class Stores:
     """Two stores that one router hears, and a client at each; the first has pages."""
 
-    def __init__(self, ear: Ear, start: Start, connect: Connect) -> None:
+    def __init__(self, ear: Ear, start: Start, connect: Connect, toml: str = "") -> None:
         self._ear = ear
-        self.source, self.target = (start(name, 64, "", (ear.address,)) for name in ("source", "target"))
+        self.source, self.target = (start(name, 64, toml, (ear.address,)) for name in ("source", "target"))
         self.writer, self.reader = connect(self.source, "a/1", grant_slots=16), connect(self.target, "b/1")
 
     def put(self, count: int) -> None:
@@ -42,11 +42,10 @@ class Stores:
 
     async def tell(self, store: str, message: PushOrder) -> None:
         """What a router would say to ``store``, over its link."""
-        names = [each.store.name for each in self._ear.heard if isinstance(each, RegisterStore)]
-        await self._ear.channels[names.index(store)].send(message)
+        await self._ear.channel(store).send(message)
 
     async def linked(self) -> None:
-        await eventually(
+        await until_on_thread(
             lambda: {each.name for each in self._ear.heard if isinstance(each, Heartbeat)} == {"source", "target"}
         )
 
@@ -57,13 +56,13 @@ async def test_pages_that_are_here_go_where_the_router_wants_them(start_store: S
         await asyncio.to_thread(stores.put, COUNT)
         await stores.linked()
         await stores.tell("source", order(stores.target.address))
-        await eventually(lambda: ("target", Stage.ARRIVED) in ear.stages("r/0/0/pull/1"))
+        await until_on_thread(lambda: ("target", Stage.ARRIVED) in ear.stages("r/0/0/pull/1"))
         assert ear.event("r/0/0/pull/1", Stage.ARRIVED).bytes == COUNT * FORMAT.page_bytes
         for number in range(COUNT):
             assert await asyncio.to_thread(stores.reader.get, page_name(number)) == payload(number)
         # Again: nothing travels, and the router hears that all is there.
         await stores.tell("source", order(stores.target.address, "again"))
-        await eventually(lambda: ("target", Stage.ARRIVED) in ear.stages("again"))
+        await until_on_thread(lambda: ("target", Stage.ARRIVED) in ear.stages("again"))
         assert ear.event("again", Stage.ARRIVED).bytes == 0
         assert (await asyncio.to_thread(stores.writer.describe))["push_orders"] == 2
 
@@ -76,7 +75,7 @@ async def test_of_a_prefix_that_is_here_no_more_the_rest_goes_and_the_end_is_a_f
         await asyncio.to_thread(stores.put, COUNT - 2)
         await stores.linked()
         await stores.tell("source", order(stores.target.address))
-        await eventually(lambda: ("target", Stage.FAILED) in ear.stages("r/0/0/pull/1"))
+        await until_on_thread(lambda: ("target", Stage.FAILED) in ear.stages("r/0/0/pull/1"))
         there = await asyncio.to_thread(stores.reader.exists, [page_name(number) for number in range(COUNT)])
         assert there == [True] * (COUNT - 2) + [False] * 2
 
@@ -99,7 +98,7 @@ async def test_an_order_that_cannot_be_carried_out_fails_at_once_and_costs_nothi
         stores = await asyncio.to_thread(Stores, ear, start_store, connect)
         await stores.linked()
         await stores.tell("source", order(**{"push_to": stores.target.address} | change))
-        await eventually(lambda: ("source", Stage.FAILED) in ear.stages("r/0/0/pull/1"))
+        await until_on_thread(lambda: ("source", Stage.FAILED) in ear.stages("r/0/0/pull/1"))
         assert reason in ear.event("r/0/0/pull/1", Stage.FAILED).reason
         counts = await asyncio.to_thread(stores.writer.describe)
         assert (counts["push_orders_refused"], counts["transfers_open"], counts["pushes_open"]) == (1, 0, 0)
@@ -107,15 +106,15 @@ async def test_an_order_that_cannot_be_carried_out_fails_at_once_and_costs_nothi
 
 async def test_a_target_that_is_gone_or_hangs_fails_the_order(start_store: Start, connect: Connect) -> None:
     async with listening() as ear:
-        stores = await asyncio.to_thread(Stores, ear, start_store, connect)
+        stores = await asyncio.to_thread(Stores, ear, start_store, connect, "store.stalled_push_s = 2")
         await asyncio.to_thread(stores.put, COUNT)
         await stores.linked()
         stores.target.signal(signal.SIGSTOP)
         await stores.tell("source", order(stores.target.address, "hangs"))
-        await eventually(lambda: ("source", Stage.FAILED) in ear.stages("hangs"), within_s=20)
+        await until_on_thread(lambda: ("source", Stage.FAILED) in ear.stages("hangs"))
         await asyncio.to_thread(stores.target.kill)
         await stores.tell("source", order(stores.target.address, "gone"))
-        await eventually(lambda: ("source", Stage.FAILED) in ear.stages("gone"))
+        await until_on_thread(lambda: ("source", Stage.FAILED) in ear.stages("gone"))
         counts = await asyncio.to_thread(stores.writer.describe)
         assert (counts["transfers_open"], counts["pushes_open"], counts["pages_pinned"]) == (0, 0, 0)
 
@@ -126,9 +125,9 @@ async def test_a_transfer_that_is_known_is_left_alone(start_store: Start, connec
         await stores.linked()
         names = [page_name(number) for number in range(COUNT)]
         stores.writer.open_transfer("hand-off", names, 8 * COUNT, stores.target.address)
-        await eventually(lambda: stores.writer.describe()["transfers_open"] == 1)
+        await until_on_thread(lambda: stores.writer.describe()["transfers_open"] == 1)
         await stores.tell("source", order(stores.target.address, "hand-off"))
-        await eventually(lambda: stores.writer.describe().get("push_orders_refused") == 1)
+        await until_on_thread(lambda: stores.writer.describe().get("push_orders_refused") == 1)
         await asyncio.to_thread(stores.put, COUNT)
-        await eventually(lambda: ("target", Stage.ARRIVED) in ear.stages("hand-off"))
+        await until_on_thread(lambda: ("target", Stage.ARRIVED) in ear.stages("hand-off"))
         assert ("source", Stage.FAILED) not in ear.stages("hand-off")

@@ -10,8 +10,9 @@ from kvrelay.config import StoreConfig
 from kvrelay.errors import Overloaded
 from kvrelay.protocol.client import OpenTransfer
 from kvrelay.types import Transport
+from tests.patience import until
 from tests.store.conftest import page_name
-from tests.store.test_paths import CONTROL, Ends, arrived, eventually
+from tests.store.test_paths import CONTROL, Ends, arrived
 
 
 async def test_a_push_whose_writer_dies_while_the_peer_is_dialled_costs_the_others_nothing(tmp_path: Path) -> None:
@@ -24,7 +25,7 @@ async def test_a_push_whose_writer_dies_while_the_peer_is_dialled_costs_the_othe
     p.put(0)
     p.push("t", [0], 8, d)
     p.keeper.leave(other, p.now)
-    await eventually(lambda: arrived(d, [0]))
+    await until(lambda: arrived(d, [0]))
     await ends.settled()
     assert p.keeper.counts["pushes_failed"] == p.keeper.counts["transfers_failed"] == 1
     assert d.keeper.transfers.get("lost") is None
@@ -42,7 +43,7 @@ async def test_what_is_wrong_with_a_peer_is_told_though_others_are_dialled(
     gone = ["127.0.0.1:1", "127.0.0.1:2"]
     for address in gone:
         link = peers.link(address)
-        await eventually(lambda link=link: link.is_over)  # type: ignore[misc]
+        await until(lambda link=link: link.is_over)  # type: ignore[misc]
     peers.link(ends.d.address)
     problems = {report.peer: report.problem for report in peers.reports}
     assert [problems[address].partition(":")[0] for address in gone] == ["cannot connect to 127.0.0.1"] * 2
@@ -61,7 +62,7 @@ async def test_links_that_are_over_make_room_for_others(tmp_path: Path, monkeypa
     peers = ends.p.daemon.peers
     monkeypatch.setattr("kvrelay.store.peers.MAX_PEERS", 1)
     lost = peers.link("127.0.0.1:1")
-    await eventually(lambda: lost.is_over)
+    await until(lambda: lost.is_over)
     assert peers.link(ends.d.address) is peers.link(ends.d.address)
     await ends.p.stop()
     await ends.d.stop()

@@ -29,6 +29,7 @@ from kvrelay.store.paths.trial import MAX_PROBE_BYTES, prove
 from kvrelay.store.push import RAW_BATCH_BYTES
 from kvrelay.store.shelf import Shelf
 from kvrelay.types import PageFormat, Shard, SlotRef, Transport
+from tests.patience import until
 from tests.store.conftest import FORMAT, KEY, page_name, payload
 
 BIG = PageFormat(layers=4, kv_heads=8, head_dim=128, dtype="float32", page_tokens=32)
@@ -39,12 +40,6 @@ HAS_NIXL = find_spec("nixl") is not None
 NIXL = pytest.param(Transport.NIXL, marks=pytest.mark.skipif(not HAS_NIXL, reason="NIXL is not installed"))
 KINDS: list[Any] = [CONTROL, Transport.TCP, Transport.SHM, NIXL]
 DIRECT: list[Any] = [Transport.SHM, NIXL]
-
-
-async def eventually(check: Callable[[], object], within_s: float = 30.0) -> None:
-    async with asyncio.timeout(within_s):
-        while not check():
-            await asyncio.sleep(0.005)
 
 
 class Store:
@@ -136,7 +131,7 @@ class Ends:
         await self.ready()
         self.p.daemon.peers.meet([self.d.address])
         if self.kind is not CONTROL:
-            await eventually(lambda: self.best() is not None)
+            await until(lambda: self.best() is not None)
 
     async def ready(self) -> None:
         await asyncio.gather(self.p.ready.wait(), self.d.ready.wait())
@@ -160,7 +155,7 @@ class Ends:
             paths._proven = [Proven(wrap(each.path), each.score) for each in paths._proven]
 
     async def settled(self) -> None:
-        await eventually(lambda: self.p.is_idle and self.d.is_idle and not self.are_warming)
+        await until(lambda: self.p.is_idle and self.d.is_idle and not self.are_warming)
         self.check()
 
     @property
@@ -204,7 +199,7 @@ async def test_whole_and_partial_pages_arrive_and_the_transport_is_named(ends: E
     for number in range(10):
         ends.p.put(number, tokens(number))
     ends.p.push("t", range(10), 8 * 9 + 3, ends.d)
-    await eventually(lambda: arrived(ends.d, range(10), tokens))
+    await until(lambda: arrived(ends.d, range(10), tokens))
     assert ends.transport("t") is (Transport.TCP if ends.kind is CONTROL else ends.kind)
     size = sum(len(payload(0, tokens(number))) for number in range(10))
     assert ends.d.keeper.counts["bytes_received"] == size
@@ -219,7 +214,7 @@ async def test_layers_that_come_in_any_order_arrive_each_once(ends: Ends) -> Non
     for number, layer in order:
         ends.p.publish(number, refs[number], [layer])
         await asyncio.sleep(0.002)
-    await eventually(lambda: arrived(ends.d, range(6)))
+    await until(lambda: arrived(ends.d, range(6)))
     assert ends.d.keeper.counts["bytes_received"] == 6 * FORMAT.page_bytes
     await ends.settled()
 
@@ -228,7 +223,7 @@ async def test_pages_of_several_shards_arrive_beside_pages_of_one(ends: Ends) ->
     for number in range(6):
         ends.p.put(number, shards=1 + number % 2)
     ends.p.push("t", range(6), 48, ends.d)
-    await eventually(lambda: arrived(ends.d, range(6)))
+    await until(lambda: arrived(ends.d, range(6)))
     shards = [page.shards for number in range(6) if (page := ends.d.page(number)) is not None]
     assert shards == [1, 2, 1, 2, 1, 2]
     await ends.settled()
@@ -240,7 +235,7 @@ async def test_many_pushes_of_many_batches_share_the_path(tmp_path: Path, ends: 
         ends.p.put(number, 32, format=BIG)
     for transfer in range(4):
         ends.p.push(f"t{transfer}", numbers[3 * transfer : 3 * transfer + 3], 96, ends.d, BIG)
-    await eventually(lambda: all(ends.d.read(number) == payload(number, 32, BIG) for number in numbers))
+    await until(lambda: all(ends.d.read(number) == payload(number, 32, BIG) for number in numbers))
     await ends.settled()
     assert ends.d.keeper.counts["pages_received"] == 12
 
@@ -252,11 +247,11 @@ async def test_damaged_bytes_are_refused_counted_and_looked_for_at_the_sender(en
     assert page is not None
     ends.p.shelf().arena.segment(page.ref.slot, 2, 8)[5] ^= 4
     ends.p.push("t", range(3), 24, ends.d)
-    await eventually(lambda: ends.d.keeper.counts["transfers_failed"] == 1)
+    await until(lambda: ends.d.keeper.counts["transfers_failed"] == 1)
     assert arrived(ends.d, (0, 2))
     assert ends.d.page(1) is None
     assert ends.d.keeper.counts["checksum_failures"] == 1
-    await eventually(lambda: ends.p.keeper.counts["pages_damaged"] == 1)
+    await until(lambda: ends.p.keeper.counts["pages_damaged"] == 1)
     await ends.settled()
 
 
@@ -265,13 +260,13 @@ async def test_a_page_that_the_receiver_gave_up_is_never_published(ends: Ends) -
     refs = [ends.p.announce(number) for number in range(2)]
     for number in range(2):
         ends.p.publish(number, refs[number], [0])
-    await eventually(lambda: ends.d.page(0) is not None and ends.d.page(0).layers_in == 1)  # type: ignore[union-attr]
+    await until(lambda: ends.d.page(0) is not None and ends.d.page(0).layers_in == 1)  # type: ignore[union-attr]
     given_up = ends.d.page(0)
     assert given_up is not None
     ends.d.keeper.catalog.fail(given_up, ends.d.now)
     for number in range(2):
         ends.p.publish(number, refs[number], [1, 2])
-    await eventually(lambda: arrived(ends.d, [1]))
+    await until(lambda: arrived(ends.d, [1]))
     assert given_up.state is not SlotState.COMPLETE
     assert ends.d.page(0) is None
     await ends.settled()
@@ -283,8 +278,8 @@ async def test_a_transfer_lives_as_long_as_its_batches_are_taken(ends: Ends) -> 
     assert transfer is not None
     began = transfer.expires
     ends.p.put(0)
-    await eventually(lambda: arrived(ends.d, [0]))
-    await eventually(lambda: transfer.expires > began)
+    await until(lambda: arrived(ends.d, [0]))
+    await until(lambda: transfer.expires > began)
     assert transfer.is_open
     ends.p.end_writer()
     await ends.settled()
@@ -328,7 +323,7 @@ async def test_a_receiver_that_stops_taking_holds_up_a_window_of_batches_and_no_
     for number in numbers:
         ends.p.put(number, 32, format=BIG)
     ends.p.push("t", numbers, 32 * len(numbers), ends.d, BIG)
-    await eventually(lambda: ends.p.link(ends.d)._in_flight == WINDOW)
+    await until(lambda: ends.p.link(ends.d)._in_flight == WINDOW)
     ends.p.link(ends.d).wake()
     for _ in range(100):  # it has all the turns that it could send more in
         await asyncio.sleep(0)
@@ -336,7 +331,7 @@ async def test_a_receiver_that_stops_taking_holds_up_a_window_of_batches_and_no_
     assert ends.p.keeper.counts["bytes_pushed"] == 0
     assert ends.p.keeper.describe()["pages_pinned"] == len(numbers)
     stopped.set()
-    await eventually(lambda: all(ends.d.read(number) == payload(number, 32, BIG) for number in numbers))
+    await until(lambda: all(ends.d.read(number) == payload(number, 32, BIG) for number in numbers))
     await ends.settled()
 
 
@@ -369,15 +364,16 @@ class Dying:
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("kind", KINDS[1:])
 async def test_a_path_that_dies_in_the_middle_is_replaced_by_the_next_one(
-    tmp_path: Path, kind: Transport, after: bool
+    tmp_path: Path, kind: Transport, after: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("kvrelay.store.paths.choice.RETRY_S", 3600.0)
     async with ends_of(tmp_path, kind) as ends:
         ends.replace(lambda path: Dying(path, after=after))
         numbers = range(2 * RAW_BATCH_BYTES // BIG.page_bytes)
         for number in numbers:
             ends.p.put(number, 32, format=BIG)
         ends.p.push("t", numbers, 32 * len(numbers), ends.d, BIG)
-        await eventually(lambda: all(ends.d.read(number) == payload(number, 32, BIG) for number in numbers))
+        await until(lambda: all(ends.d.read(number) == payload(number, 32, BIG) for number in numbers))
         await ends.settled()
         assert ends.d.keeper.counts["transfers_arrived"] == 1
         assert ends.d.keeper.counts["checksum_failures"] == 0
@@ -396,13 +392,13 @@ async def test_a_path_that_was_lost_is_opened_again_and_carries_pages(
         for number in range(2):
             ends.p.put(number)
         ends.p.push("t1", [0], 8, ends.d)
-        await eventually(lambda: arrived(ends.d, [0]))
+        await until(lambda: arrived(ends.d, [0]))
         paths = ends.p.link(ends.d)._paths
         assert paths is not None
         paths._give_up(first.path, "planted")
-        await eventually(lambda: ends.best() is not None)
+        await until(lambda: ends.best() is not None)
         ends.p.push("t2", [1], 8, ends.d)
-        await eventually(lambda: arrived(ends.d, [1]))
+        await until(lambda: arrived(ends.d, [1]))
         assert ends.transport("t2") is kind
         await ends.settled()
 
@@ -411,9 +407,9 @@ async def test_the_end_of_the_sending_store_leaves_nothing_at_the_receiver(ends:
     ends.p.push("t", range(2), 16, ends.d)
     ref = ends.p.announce(0)
     ends.p.publish(0, ref, [0])
-    await eventually(lambda: ends.d.page(0) is not None and ends.d.page(0).layers_in == 1)  # type: ignore[union-attr]
+    await until(lambda: ends.d.page(0) is not None and ends.d.page(0).layers_in == 1)  # type: ignore[union-attr]
     await ends.p.stop()
-    await eventually(lambda: ends.d.is_idle and not ends.are_warming)
+    await until(lambda: ends.d.is_idle and not ends.are_warming)
     assert ends.d.page(0) is None
     ends.d.keeper.check_invariants()
 
@@ -425,11 +421,11 @@ async def test_a_slot_that_a_lost_sender_may_still_write_into_rests_before_it_is
     async with ends_of(tmp_path, kind) as ends:
         ends.p.push("t", range(1), 8, ends.d)
         ends.p.publish(0, ends.p.announce(0), [0])
-        await eventually(lambda: ends.d.page(0) is not None and ends.d.page(0).layers_in == 1)  # type: ignore[union-attr]
+        await until(lambda: ends.d.page(0) is not None and ends.d.page(0).layers_in == 1)  # type: ignore[union-attr]
         page = ends.d.page(0)
         assert page is not None
         await ends.p.stop()
-        await eventually(lambda: ends.d.page(0) is None)
+        await until(lambda: ends.d.page(0) is None)
         assert page.free_at > ends.d.now
         assert ends.d.shelf().arena.is_current(page.ref)
 
@@ -444,7 +440,7 @@ async def test_closing_frees_every_descriptor(tmp_path: Path) -> None:
             async with ends_of(folder, kind) as ends:
                 ends.p.put(0)
                 ends.p.push("t", range(1), 8, ends.d)
-                await eventually(lambda ends=ends: arrived(ends.d, [0]))  # type: ignore[misc]
+                await until(lambda ends=ends: arrived(ends.d, [0]))  # type: ignore[misc]
         gc.collect()
         open_after.append(len(os.listdir("/proc/self/fd")))
     assert open_after[2] <= open_after[1]  # what other tests left may be freed meanwhile
@@ -458,7 +454,7 @@ async def test_the_fastest_path_that_passed_its_test_is_taken_and_the_others_are
         ends.p.daemon.peers._config = StoreConfig(transports=(Transport.SHM, Transport.TCP))
         ends.p.daemon.peers._links.clear()
         ends.p.daemon.peers.meet([ends.d.address])
-        await eventually(lambda: len(ends.p.link(ends.d).reports) == 2 and ends.p.link(ends.d).reports[1].rank == 2)
+        await until(lambda: len(ends.p.link(ends.d).reports) == 2 and ends.p.link(ends.d).reports[1].rank == 2)
         first, second = ends.p.link(ends.d).reports
         assert {first.transport, second.transport} == {Transport.SHM, Transport.TCP}
         assert min(first.bytes_per_s, second.bytes_per_s, first.latency_s, second.latency_s) > 0
@@ -473,7 +469,7 @@ async def test_a_path_whose_package_is_missing_here_says_so_rather_than_blame_th
         ends.p.daemon.peers._config = StoreConfig(transports=(Transport.NIXL, Transport.TCP))
         ends.p.daemon.peers._links.clear()
         ends.p.daemon.peers.meet([ends.d.address])
-        await eventually(lambda: [each.rank for each in ends.p.link(ends.d).reports] == [1, 0])
+        await until(lambda: [each.rank for each in ends.p.link(ends.d).reports] == [1, 0])
         assert ends.p.link(ends.d).reports[1].problem == "NIXL is not installed here; pip install 'kvrelay[nixl]'"
 
 
@@ -484,11 +480,11 @@ async def test_a_path_that_damages_the_test_pattern_is_not_used(
     ends = Ends(tmp_path, Transport.TCP)
     await ends.ready()
     ends.p.daemon.peers.meet([ends.d.address])
-    await eventually(lambda: "pattern" in ends.p.link(ends.d).reports[0].problem if ends.p.link(ends.d).reports else 0)
+    await until(lambda: "pattern" in ends.p.link(ends.d).reports[0].problem if ends.p.link(ends.d).reports else 0)
     assert ends.best() is None
     ends.p.put(0)
     ends.p.push("t", range(1), 8, ends.d)
-    await eventually(lambda: arrived(ends.d, [0]))
+    await until(lambda: arrived(ends.d, [0]))
     await ends.p.stop()
     await ends.d.stop()
 
@@ -497,9 +493,9 @@ async def test_paths_are_tested_again_while_nothing_moves(tmp_path: Path, monkey
     monkeypatch.setattr("kvrelay.store.paths.choice.RETEST_S", 0.02)
     async with ends_of(tmp_path, Transport.TCP) as ends:
         first = ends.best()
-        await eventually(lambda: ends.best() not in (None, first))
+        await until(lambda: ends.best() not in (None, first))
         monkeypatch.setattr("kvrelay.store.inbound.checksums", lambda run, size: [0])
-        await eventually(lambda: ends.best() is None)
+        await until(lambda: ends.best() is None)
         (report,) = ends.p.link(ends.d).reports
         assert (report.rank, "pattern" in report.problem) == (0, True)
 

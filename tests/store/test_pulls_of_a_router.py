@@ -12,12 +12,14 @@ import pytest
 
 from kvrelay.fleet.experience import Learned, kind_of
 from kvrelay.identity import name_pages, root_name
+from kvrelay.policy import patience
 from kvrelay.protocol.engine import PrefillLeg
 from kvrelay.store.client import StoreClient
 from kvrelay.types import PageName, Role
 from tests.fleet.known import PERF
 from tests.fleet.values import engine, fingerprint
-from tests.router.cluster import Cluster, until
+from tests.patience import PATIENCE_S, until
+from tests.router.cluster import Cluster
 from tests.router.tiny_tokenizer import make_tokenizer
 from tests.store.conftest import StoreProcess, payload
 
@@ -69,7 +71,7 @@ class Nodes:
 
 @pytest.fixture
 async def nodes(tokenizer: Path, start_store: Start, connect: Connect) -> AsyncIterator[Nodes]:
-    async with Cluster(tokenizer) as cluster:
+    async with Cluster(tokenizer, dead_after_s=10.0) as cluster:
         # Else the first prediction is that of a fast machine, on which nothing of this is worth a message.
         cluster.router.brain.experience.recall(Learned(kinds={kind_of(engine()): PERF}))
         made = await asyncio.to_thread(Nodes, cluster, start_store, connect)
@@ -78,7 +80,8 @@ async def nodes(tokenizer: Path, start_store: Start, connect: Connect) -> AsyncI
         await cluster.at_rest()
 
 
-async def test_the_prefix_is_pulled_before_p_is_asked(nodes: Nodes) -> None:
+async def test_the_prefix_is_pulled_before_p_is_asked(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "HELD_SLACK_S", PATIENCE_S)  # a busy machine moves pages slowly
     (wait,) = (await nodes.ask())["waits"]
     assert (wait["source"], wait["origin"], wait["tokens"], wait["ending"]) == ("peer", "far", 400, "came")
     assert nodes.seen == [[True] * len(NAMES)]
@@ -93,8 +96,10 @@ async def test_the_prefix_is_pulled_before_p_is_asked(nodes: Nodes) -> None:
 
 @pytest.mark.parametrize(("dies", "ending"), [(False, "late"), (True, "lost")])
 async def test_a_store_that_does_not_push_costs_a_bounded_wait_and_no_answer(
-    nodes: Nodes, dies: bool, ending: str
+    nodes: Nodes, dies: bool, ending: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if dies:  # its death is heard of long before it would be late
+        monkeypatch.setattr(patience, "HELD_SLACK_S", PATIENCE_S)
     brain = nodes.cluster.router.brain
     nodes.far.signal(signal.SIGSTOP)
     asked = asyncio.create_task(nodes.ask())

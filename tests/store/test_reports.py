@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from kvrelay.channel import bind_tcp
 from kvrelay.types import Transport
-from tests.store.test_paths import Ends, eventually
+from tests.held_port import held_port
+from tests.patience import until
+from tests.store.test_paths import Ends
 
 
 @pytest.fixture
@@ -26,17 +27,17 @@ def problems(ends: Ends) -> list[str]:
 
 
 async def test_a_peer_that_nobody_answers_for_is_reported_with_the_reason(ends: Ends) -> None:
-    with bind_tcp("127.0.0.1", 0) as gone:
-        address = f"127.0.0.1:{gone.getsockname()[1]}"
-    ends.p.daemon.peers.meet([address])
-    assert problems(ends) == ["the peer is being dialled"]
-    await eventually(lambda: f"cannot connect to {address}" in "".join(problems(ends)))
+    with held_port() as port:
+        address = f"127.0.0.1:{port}"
+        ends.p.daemon.peers.meet([address])
+        assert problems(ends) == ["the peer is being dialled"]
+        await until(lambda: f"cannot connect to {address}" in "".join(problems(ends)))
 
 
 async def test_a_peer_that_vanished_is_reported_until_it_is_no_neighbour_any_more(ends: Ends) -> None:
     ends.p.daemon.peers.meet([ends.d.address])
-    await eventually(lambda: any(report.rank for report in ends.p.daemon.peers.reports))
+    await until(lambda: any(report.rank for report in ends.p.daemon.peers.reports))
     await ends.d.stop()
-    await eventually(lambda: "store-d" in "".join(problems(ends)))
+    await until(lambda: "store-d" in "".join(problems(ends)))
     ends.p.daemon.peers.meet([])
     assert problems(ends) == []

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from kvrelay.errors import Overloaded
 from kvrelay.store.client import StoreClient
 from kvrelay.store.daemon import StoreDaemon
 from kvrelay.types import Stage
+from tests.patience import PATIENCE_S, until
 from tests.store.conftest import FORMAT, KEY, STRIDE, page_name, payload
 
 PAGES, NAMES, SECONDS = 24, 60, 3.0
@@ -39,7 +40,7 @@ async def running(name: str, folder: Path) -> AsyncIterator[StoreDaemon]:
 def attach(folder: Path, store: str, owner: str, grant_slots: int = 0) -> StoreClient:
     client = StoreClient(folder / store, KEY, owner=owner, format=FORMAT, grant_slots=grant_slots)
     client.start()
-    assert client.wait_attached(5)
+    assert client.wait_attached(PATIENCE_S)
     return client
 
 
@@ -60,14 +61,14 @@ def step(client: StoreClient, other: str, dice: random.Random, serial: int, owne
             if dice.random() < 0.3:
                 client.milestone(f"{owner}/{serial}", Stage.FAILED, reason="aborted")
         case _:
-            client.acquire(f"l{dice.randrange(3)}", [page_name(number)], 0.3).result(5)
+            client.acquire(f"l{dice.randrange(3)}", [page_name(number)], 0.3).result(PATIENCE_S)
     return 0
 
 
-def crowd(folder: Path, store: str, other: str, seed: int) -> int:
-    """One client that comes, acts and goes, again and again."""
+def crowd(folder: Path, store: str, other: str, seed: int, enough: Callable[[int], bool]) -> int:
+    """One client that comes, acts and goes, again and again, for some time and until it was enough."""
     dice, checked, end, serial = random.Random(seed), 0, time.monotonic() + SECONDS, 0
-    while time.monotonic() < end:
+    while time.monotonic() < end or not enough(checked):
         owner = f"{store}-{seed}/{serial}"
         client = attach(folder, store, owner, grant_slots=dice.choice([0, 2]))
         for _ in range(dice.randrange(60)):
@@ -79,16 +80,19 @@ def crowd(folder: Path, store: str, other: str, seed: int) -> int:
 
 async def idle(daemon: StoreDaemon) -> None:
     gauges = ("pages_pinned", "pages_filling", "leases_open", "slots_granted", "slots_failed", "owners")
-    async with asyncio.timeout(8):
-        while any(daemon.keeper.describe()[gauge] for gauge in gauges):
-            await asyncio.sleep(0.05)
+    await until(lambda: not any(daemon.keeper.describe()[gauge] for gauge in gauges))
 
 
 @pytest.mark.slow
 async def test_a_crowd_on_two_small_stores_never_reads_a_wrong_page(tmp_path: Path) -> None:
     async with running("p", tmp_path) as p, running("d", tmp_path) as d:
+
+        def enough(checked: int) -> bool:
+            evicted = all(daemon.keeper.counts["pages_evicted"] for daemon in (p, d))
+            return checked > 10 and evicted and d.keeper.counts["pages_received"] > 0
+
         work = [
-            asyncio.to_thread(crowd, tmp_path, store, other.info.address, seed)
+            asyncio.to_thread(crowd, tmp_path, store, other.info.address, seed, enough)
             for store, other in (("p", d), ("d", p))
             for seed in range(2)
         ]

@@ -27,8 +27,9 @@ from kvrelay.protocol.peer import (
 )
 from kvrelay.store.arena import checksums
 from kvrelay.store.reception import MAX_LINKS
+from tests.patience import PATIENCE_S, until
 from tests.store.conftest import FORMAT, KEY, manifest, page_name, payload
-from tests.store.test_paths import CONTROL, Ends, ends_of, eventually
+from tests.store.test_paths import CONTROL, Ends, ends_of
 
 
 class Peer:
@@ -73,7 +74,7 @@ async def map_link(ends: Ends) -> Channel:
 async def find_arena(link: Channel, ticket: bytes) -> None:
     """Ask for the arena, get it, and want no descriptor."""
     await link.send(FindArena(serial=1, format=FORMAT, ticket=ticket))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         await channel.expect(link, ArenaFound)
     for descriptor in link.take_fds():
         os.close(descriptor)
@@ -99,7 +100,7 @@ def has_begun(ends: Ends) -> bool:
 
 async def is_cut_off(link: Channel) -> bool:
     with contextlib.suppress(Lost):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while True:
                 await link.recv()
     return True
@@ -110,13 +111,13 @@ async def test_a_stream_with_another_peers_ticket_cannot_reach_the_pushes_of_its
         assert await one.offer("t", 1) == [0]
         stream = await data_link(pair, two.ticket)
         await stream.send(*page("t", 1))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             assert (await channel.expect(two.link, Taken)).serial == 7
         assert pair.d.page(1) is not None
         assert pair.d.page(1).layers_in == 0  # type: ignore[union-attr]
         right = await data_link(pair, one.ticket)
         await right.send(*page("t", 1))
-        await eventually(lambda: pair.d.read(1) == payload(1))
+        await until(lambda: pair.d.read(1) == payload(1))
 
 
 @pytest.mark.parametrize("ticket", [b"", b"\0" * 16, b"x" * 5000], ids=["none", "zeros", "long"])
@@ -144,7 +145,7 @@ async def test_a_ticket_is_void_once_its_link_is_over(pair: Ends) -> None:
     again = await map_link(pair)
     await again.send(FindArena(serial=1, format=FORMAT, ticket=ticket))
     assert await is_cut_off(again)
-    await eventually(lambda: pair.d.page(1) is None)
+    await until(lambda: pair.d.page(1) is None)
 
 
 async def test_a_link_that_ends_while_a_stream_is_in_the_middle_of_a_page_leaves_nothing(pair: Ends) -> None:
@@ -153,9 +154,9 @@ async def test_a_link_that_ends_while_a_stream_is_in_the_middle_of_a_page_leaves
         stream = await data_link(pair, one.ticket)
         message, (data,) = page("t", 1)
         await stream.send(message, [data[: len(data) // 2]])
-        await eventually(lambda: has_begun(pair))
+        await until(lambda: has_begun(pair))
     assert await is_cut_off(stream)
-    await eventually(lambda: pair.d.is_idle)
+    await until(lambda: pair.d.is_idle)
     assert pair.d.page(1) is None
 
 

@@ -17,11 +17,12 @@ from kvrelay.deploy.tiny import TinyShape, make_tiny
 from kvrelay.fleet.index import store_key
 from kvrelay.types import Role
 from tests.deploy.mock.test_mock_cluster import Mocks, idle, prompt
-from tests.router.cluster import KEY, Cluster, until
+from tests.patience import until
+from tests.router.cluster import KEY, Cluster
 
 CONFIG = Config(
     mock=MockConfig(time_scale=2.0, kv_tokens=8192),
-    worker=WorkerConfig(load_wait_s=0.3),
+    worker=WorkerConfig(load_wait_s=3.0),
     cluster=ClusterConfig(heartbeat_s=0.1),
 )
 PLANS = (
@@ -61,7 +62,7 @@ async def copied(mocks: Mocks) -> tuple[asyncio.Task[tuple[list[int], bytes]], s
     """A stream of which generated pages were copied, and the worker that writes it."""
     stream = asyncio.create_task(mocks.stream(prompt(0), TOKENS))
     copies = mocks.cluster.router.brain.copies.counts
-    await until(lambda: copies.made > 0, within_s=10)
+    await until(lambda: copies.made > 0)
     (worker,) = [name for name in NEAR if mocks.cluster.router.brain.loads.sequences[name]]
     return stream, worker
 
@@ -77,7 +78,7 @@ async def test_an_answer_goes_on_from_its_copies_when_the_node_dies(mocks: Mocks
     index = mocks.cluster.router.brain.index
     elsewhere = [store for store in STORES if store != NEAR[worker]]
     # More than the prompt: the store tells of what it got a moment after the copy has ended.
-    await until(lambda: max(index.count(store_key(store)) for store in elsewhere) > 22, within_s=10)
+    await until(lambda: max(index.count(store_key(store)) for store in elsewhere) > 22)
     mocks.suffer("p", dead=True)  # its engine has the prompt, too: that would be the second best
     await until(lambda: not mocks.cluster.is_ready("p"))
     kill(mocks, worker, NEAR[worker])

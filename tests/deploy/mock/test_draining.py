@@ -24,7 +24,9 @@ from kvrelay.protocol.feed import PagesWanted
 from kvrelay.protocol.operator import AskRemaining, Remaining
 from kvrelay.router.operator import OperatorServer
 from tests.deploy.mock.test_mock_cluster import DECODES, PREFILLS, Mocks, idle, mocked, prompt
-from tests.router.cluster import KEY, Cluster, until
+from tests.held_port import held_port
+from tests.patience import PATIENCE_S, until
+from tests.router.cluster import KEY, Cluster
 
 CLIENTS = 6
 TOKENS = 24
@@ -48,7 +50,7 @@ async def drained(mocks: Mocks, name: str) -> None:
     """``name`` is drained, and found empty."""
     async with Routers([mocks.cluster.control], KEY) as routers:
         said = await routers.drain(name)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while not said.is_empty:
                 await asyncio.sleep(0.02)
                 said = await routers.remaining(name)
@@ -103,7 +105,7 @@ async def test_every_worker_is_restarted_in_turn_and_no_request_fails(mocks: Moc
 
 async def test_what_a_draining_worker_has_left_is_counted_until_it_is_done(mocks: Mocks) -> None:
     mocks.suffer(*DECODES, slow=20.0)
-    stream = asyncio.create_task(mocks.stream(prompt(0), 60))
+    stream = asyncio.create_task(mocks.stream(prompt(0), 300))
     busy = [mocks.worker(name) for name in DECODES]
     await until(lambda: any(worker.life and worker.life.engine.scheduler.totals.written for worker in busy))
     (name,) = [worker.name for worker in busy if worker.life and worker.life.engine.scheduler.totals.written]
@@ -112,8 +114,9 @@ async def test_what_a_draining_worker_has_left_is_counted_until_it_is_done(mocks
         assert (str(said), said.is_empty) == (f"{name} has 1 answer left", False)
         for number in range(1, 4):
             assert (await mocks.ask(prompt(number)))["decode_worker"] != name
+        mocks.suffer(*DECODES)
         tokens, _ = await stream
-        assert tokens == mocks.answer(prompt(0), 60)
+        assert tokens == mocks.answer(prompt(0), 300)
         assert (await routers.remaining(name)).is_empty
         await routers.drain(name, undo=True)
     assert {(await mocks.ask(prompt(number)))["decode_worker"] for number in range(4, 12)} == set(DECODES)
@@ -166,18 +169,18 @@ async def test_an_answer_that_cannot_go_on_elsewhere_is_left_where_it_is(mocks: 
 
 async def test_a_router_that_is_started_again_is_told_of_the_drain(mocks: Mocks) -> None:
     """Its control port goes away in the middle, and what comes back knows neither the drain nor, at first, anybody."""
-    brain, sock = mocks.cluster.router.brain, bind_tcp("127.0.0.1", 0)
-    address = f"127.0.0.1:{sock.getsockname()[1]}"
-    serving = asyncio.create_task(_operators(mocks, sock))
-    async with Routers([address], KEY) as routers:
-        assert (await routers.drain("prefill-0")).is_draining
+    brain = mocks.cluster.router.brain
+    with held_port() as port:
+        serving = asyncio.create_task(_operators(mocks, bind_tcp("127.0.0.1", port)))
+        async with Routers([f"127.0.0.1:{port}"], KEY) as routers:
+            assert (await routers.drain("prefill-0")).is_draining
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+            brain.drains.undo("prefill-0")
+            asking = asyncio.create_task(routers.remaining("prefill-0"))
+            serving = asyncio.create_task(_operators(mocks, bind_tcp("127.0.0.1", port)))
+            assert (await asking).is_draining
         serving.cancel()
-        await asyncio.gather(serving, return_exceptions=True)
-        brain.drains.undo("prefill-0")
-        asking = asyncio.create_task(routers.remaining("prefill-0"))
-        serving = asyncio.create_task(_operators(mocks, bind_tcp("127.0.0.1", int(address.split(":")[1]))))
-        assert (await asking).is_draining
-    serving.cancel()
     await asyncio.gather(serving, return_exceptions=True)
 
 

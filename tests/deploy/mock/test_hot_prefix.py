@@ -10,12 +10,13 @@ import pytest
 
 from kvrelay.config import ClusterConfig, Config, MockConfig, RouterConfig, WorkerConfig
 from kvrelay.deploy.tiny import TinyShape, make_tiny
+from kvrelay.policy import patience
 from tests.deploy.mock.test_mock_cluster import PREFILLS, Mocks, mocked
 
 CONFIG = Config(
     # A step takes a tenth of a second, so that a prefix is worth some messages.
     mock=MockConfig(time_scale=20.0, kv_tokens=1 << 16),
-    worker=WorkerConfig(load_wait_s=0.3),
+    worker=WorkerConfig(load_wait_s=3.0),
     cluster=ClusterConfig(stores=2, heartbeat_s=0.1),
 )
 PREFIX, OWN, COUNT = 960, 32, 8
@@ -44,7 +45,8 @@ def computed(mocks: Mocks) -> int:
 
 
 @pytest.mark.slow
-async def test_of_many_that_come_at_once_one_computes_the_prefix(mocks: Mocks) -> None:
+async def test_of_many_that_come_at_once_one_computes_the_prefix(mocks: Mocks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "HELD_SLACK_S", 20.0)  # engines in real time may be late on a busy machine
     await asyncio.gather(*(mocks.ask(prompt(kind, 0, 64), 1) for kind in range(2)))  # their speed is learned
     await mocks.ask(prompt(3, 0, 512), 1)
     before = computed(mocks)

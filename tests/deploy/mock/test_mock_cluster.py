@@ -23,13 +23,15 @@ from kvrelay.deploy.mock.roster import WorkerPlan, mock_names
 from kvrelay.deploy.mock.site import Site
 from kvrelay.deploy.mock.worker import MockWorker
 from kvrelay.deploy.tiny import TinyShape, make_tiny
+from kvrelay.fleet.index import store_key
 from kvrelay.protocol.engine import engine_key
 from kvrelay.types import Medium, Role
-from tests.router.cluster import KEY, Cluster, until
+from tests.patience import until
+from tests.router.cluster import KEY, Cluster
 
 CONFIG = Config(
     mock=MockConfig(time_scale=0.05, kv_tokens=8192),
-    worker=WorkerConfig(load_wait_s=0.3),
+    worker=WorkerConfig(load_wait_s=3.0),
     cluster=ClusterConfig(stores=2, heartbeat_s=0.1),
 )
 PROMPT = [(7 * at + at // 11) % 450 + 20 for at in range(700)]
@@ -108,12 +110,25 @@ async def mocked(
 @pytest.fixture
 async def mocks(tiny: Path) -> AsyncIterator[Mocks]:
     """Gives everything back: nothing is reserved, and no block is in use."""
+    async with mocked(tiny, RouterConfig(port=0, control_port=0, local_prefill="never")) as mocks:
+        yield mocks
+        await at_rest(mocks)
+
+
+@pytest.fixture
+async def hasty(tiny: Path) -> AsyncIterator[Mocks]:
+    """Their router waits for prefill workers that say nothing less than half a second."""
     router = RouterConfig(port=0, control_port=0, transfer_wait_s=0.4, local_prefill="never")
     async with mocked(tiny, router) as mocks:
         yield mocks
-        mocks.suffer(*mocks.node.workers)
-        await mocks.cluster.at_rest()
-        await until(lambda: all(idle(worker) for worker in mocks.node.workers.values()))
+        await at_rest(mocks)
+
+
+async def at_rest(mocks: Mocks) -> None:
+    """Nothing is reserved, and no block is in use."""
+    mocks.suffer(*mocks.node.workers)
+    await mocks.cluster.at_rest()
+    await until(lambda: all(idle(worker) for worker in mocks.node.workers.values()))
 
 
 def idle(worker: MockWorker) -> bool:
@@ -146,6 +161,7 @@ async def test_what_workers_hold_is_what_the_router_knows(mocks: Mocks) -> None:
     index = mocks.cluster.router.brain.index
     await until(lambda: sum(index.count(name) for name in PREFILLS) == 3 * 21)
     await until(lambda: sum(index.count(name) for name in DECODES) == 3 * 22)
+    await until(lambda: index.count(store_key("store-1")) >= 3 * 22)
     assert await mocks.cluster.metric('kvrelay_store_pages{store="store-1"}') >= 3 * 22
 
 
@@ -186,12 +202,14 @@ async def test_an_engine_answers_holders_of_the_engine_key_alone(mocks: Mocks) -
 # ---------------------------------------------------------------- faults
 
 
-async def test_when_prefill_workers_hang_decode_workers_compute_prompts_themselves(mocks: Mocks) -> None:
+async def test_when_prefill_workers_hang_decode_workers_compute_prompts_themselves(hasty: Mocks) -> None:
+    mocks = hasty
     mocks.suffer(*PREFILLS, hang=True)
     timeline = await mocks.ask(PROMPT)
     assert "prefill_finished" not in timeline["events"]
     mocks.suffer(*PREFILLS)
     await mocks.cluster.at_rest()
+    mocks.cluster.router.brain._transfer_wait_s = 60.0
     assert "loaded" in (await mocks.ask(prompt(1)))["events"]
 
 
@@ -290,6 +308,7 @@ async def test_lost_events_are_noticed_and_asked_for_again(mocks: Mocks) -> None
     for number in range(1, 9):
         await mocks.ask(prompt(number))
         await asyncio.sleep(0.02)
+    await until(lambda: brain.index.gaps > 0)
     assert await mocks.cluster.metric("kvrelay_index_gaps_total") > 0
     for worker in mocks.node.workers.values():
         held = worker.life.log.held(Medium.HBM) if worker.life else 0

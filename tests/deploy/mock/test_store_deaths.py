@@ -15,7 +15,8 @@ from kvrelay.deploy.tiny import TinyShape, make_tiny
 from kvrelay.fleet.index import store_key
 from kvrelay.protocol.engine import engine_key
 from tests.deploy.mock.test_mock_cluster import PREFILLS, Mocks, idle, mocked, prompt
-from tests.router.cluster import KEY, until
+from tests.patience import until
+from tests.router.cluster import KEY
 
 P_STORE, D_STORE = "store-0", "store-1"
 
