@@ -85,10 +85,10 @@ def test_a_store_that_does_not_answer_is_lost_and_its_late_answer_is_no_other_on
 ) -> None:
     store = start_store()
     connect(store).put(page_name(1), payload(1), 8)
-    monkeypatch.setattr(inquiry, "ANSWER_S", 0.2)
     with Inquiry(store.address, KEY, sender="script") as asked:
         assert asked.exists([page_name(1)]) == [True]
         store.signal(signal.SIGSTOP)
+        monkeypatch.setattr(inquiry, "ANSWER_S", 0.2)
         with pytest.raises(Lost, match="did not answer"):
             asked.exists([page_name(2)])
         monkeypatch.setattr(inquiry, "ANSWER_S", 5.0)
