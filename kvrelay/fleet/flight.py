@@ -8,6 +8,7 @@ from enum import StrEnum
 from kvrelay.fleet.ledger import Timeline
 from kvrelay.fleet.loads import DecodeReservation, PrefillReservation
 from kvrelay.policy.admit import Slo
+from kvrelay.policy.recover import Manner
 from kvrelay.policy.route import Path
 from kvrelay.protocol.feed import PushOrder
 from kvrelay.types import PromptNames, RequestFacts, Value, WorkerInfo
@@ -26,6 +27,18 @@ class Ask(Value, frozen=True, kw_only=True):
     """When the request came in, on the clock of ``now``."""
     tokenised_s: float | None = None
     slo: Slo = Slo()
+
+
+class Rest(Value, frozen=True, kw_only=True):
+    """What is left to write of an answer that loses its decode worker."""
+
+    ask: Ask | None
+    """None: it cannot be asked for."""
+    tokens: int
+    """Written before, of all choices."""
+    manner: Manner = Manner.CONTINUE
+    replay_tokens: int = 0
+    """To be written again, one after the other."""
 
 
 class PrefillOrder(Value, frozen=True, kw_only=True):

@@ -17,6 +17,7 @@ from kvrelay.fleet.flight import (
     LegState,
     Plan,
     Refuse,
+    Rest,
     Start,
     Waits,
 )
@@ -28,7 +29,7 @@ from kvrelay.fleet.resumption import Resumption
 from kvrelay.fleet.workers import Fleet
 from kvrelay.policy.admit import RETRY_AFTER_S
 from kvrelay.policy.cost import Item
-from kvrelay.policy.recover import MAX_RESUMES, Manner, Pace, Patience
+from kvrelay.policy.recover import MAX_RESUMES, Manner, Pace, Patience, may_replay
 
 CHEAP_S = 0.05
 """What is loaded rather than computed need not wait for its turn: it is no more than a step or two of its worker."""
@@ -40,7 +41,7 @@ class Lost:
 
     flight: Flight
     ask: Ask
-    manner: Manner
+    rest: Rest
     seconds: float
     """Predicted prefill."""
     since_s: float
@@ -144,64 +145,46 @@ class Recovery:
 
     # ------------------------------------------------------------ where does it go on?
 
-    def lost(
-        self,
-        request_id: str,
-        ask: Ask | None,
-        *,
-        reason: str,
-        tokens: int,
-        now: float,
-        manner: Manner = Manner.CONTINUE,
-    ) -> Plan | Waits | None:
-        """D is gone after ``tokens`` were written; ``ask`` is of the rest, None when that cannot be asked for.
-
-        A plan to go on by, a wait for one, or None: the answer ends here.
-        """
+    def lost(self, request_id: str, rest: Rest, *, reason: str, now: float) -> Plan | Waits | None:
+        """D is gone. A plan to go on by, a wait for one, or None: the answer ends here."""
         flight = self._flights[request_id]
         self._give_back(flight, now, blamed=True)
         pick = None
-        if ask is not None and flight.resumes <= MAX_RESUMES:
-            pick = self._pick(flight, ask, manner, now)
-        self._note(flight, reason, tokens, manner, pick, now)
-        if ask is None or pick is None:
+        if rest.ask is not None and flight.resumes <= MAX_RESUMES:
+            pick = self._pick(flight, rest.ask, rest, now)
+        self._note(flight, reason, rest, pick, now)
+        if rest.ask is None or pick is None:
             return None
-        if self._is_next(ask, pick, now):
-            return self._go(flight, ask, pick, now)
-        self._waiting[request_id] = Lost(flight, ask, manner, _prefill_s(pick), now)
+        if self._is_next(rest.ask, pick, now):
+            return self._go(flight, rest.ask, pick, now)
+        self._waiting[request_id] = Lost(flight, rest.ask, rest, _prefill_s(pick), now)
         return Waits(request_id=request_id)
 
     def _pick(
-        self, flight: Flight, ask: Ask, manner: Manner, now: float, unfit: Collection[str] | None = None
+        self, flight: Flight, ask: Ask, rest: Rest, now: float, unfit: Collection[str] | None = None
     ) -> Pick | None:
-        """Where the rest is written; by default not by those who have failed it."""
+        """Where the rest is written; by default not by those who have failed it, nor where a replay takes too long."""
         shunned = set(flight.tried_decode if unfit is None else unfit)
-        if manner is Manner.REPLAY:
-            writers = self._chooser.ground(ask.facts.model, now).writers
-            shunned |= {worker.name for worker in writers if not worker.engine.replays}
+        if rest.manner is Manner.REPLAY:
+            shunned |= {
+                worker.name
+                for worker in self._chooser.ground(ask.facts.model, now).writers
+                if not worker.engine.replays or not may_replay(rest.replay_tokens, self._step_s(worker.name))
+            }
         return self._chooser.resume(ask, shunned, now)
 
-    def hand_over(
-        self,
-        request_id: str,
-        ask: Ask,
-        *,
-        reason: str,
-        tokens: int,
-        now: float,
-        manner: Manner = Manner.CONTINUE,
-    ) -> Plan | None:
-        """Its D could write on, and is to be left: where ``ask``, the rest, begins at once. None: nowhere, and nothing
-        has changed."""
+    def hand_over(self, request_id: str, rest: Rest, *, reason: str, now: float) -> Plan | None:
+        """Its D could write on, and is to be left: where the rest begins at once. None: nowhere, and nothing has
+        changed."""
         flight = self._flights.get(request_id)
-        if flight is None or flight.resumes >= MAX_RESUMES:
+        if flight is None or rest.ask is None or flight.resumes >= MAX_RESUMES:
             return None
-        pick = self._pick(flight, ask, manner, now, {flight.decode.worker})
-        if pick is None or not self._is_next(ask, pick, now):
+        pick = self._pick(flight, rest.ask, rest, now, {flight.decode.worker})
+        if pick is None or not self._is_next(rest.ask, pick, now):
             return None
         self._give_back(flight, now, blamed=False)
-        self._note(flight, reason, tokens, manner, pick, now)
-        return self._go(flight, ask, pick, now)
+        self._note(flight, reason, rest, pick, now)
+        return self._go(flight, rest.ask, pick, now)
 
     def _is_next(self, ask: Ask, pick: Pick, now: float) -> bool:
         cheap = _prefill_s(pick) <= CHEAP_S
@@ -230,15 +213,15 @@ class Recovery:
         predicted = flight.timeline.predicted
         return predicted.cached_tokens if predicted is not None else None
 
-    def _note(self, flight: Flight, reason: str, tokens: int, manner: Manner, pick: Pick | None, now: float) -> None:
+    def _note(self, flight: Flight, reason: str, rest: Rest, pick: Pick | None, now: float) -> None:
         chosen = pick.decision.chosen if pick is not None else None
         flight.timeline.lose(
             Resumption(
                 reason=reason,
                 lost_worker=flight.decode.worker,
                 lost_at=round(now - flight.ask.received_s, 6),
-                tokens=tokens,
-                manner=manner if pick is not None else Manner.FAIL,
+                tokens=rest.tokens,
+                manner=rest.manner if pick is not None else Manner.FAIL,
                 outcome="open" if pick is not None else "failed",
                 worker=pick.decode.name if pick is not None else "",
                 cached_tokens=chosen.cached_tokens if chosen is not None else 0,
@@ -261,7 +244,7 @@ class Recovery:
                 return
             flight = lost.flight
             del self._waiting[flight.request_id]
-            pick = self._pick(flight, lost.ask, lost.manner, now)
+            pick = self._pick(flight, lost.ask, lost.rest, now)
             if pick is None:
                 reason = "no worker is left that could write the rest of this answer; retry"
                 yield Refuse(request_id=flight.request_id, reason=reason, after_s=RETRY_AFTER_S)

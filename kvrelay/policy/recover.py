@@ -14,6 +14,11 @@ MAX_RESUMES = 8
 """Losses that one answer outlives: enough for a rolling restart, and an end for a request that kills its workers."""
 
 
+MAX_REPLAY_S = 30.0
+"""What was written may be written once more for so long, as predicted: its client hears nothing meanwhile, and most of
+them wait no longer than a minute. A beginning that takes longer is not worth it: the client is told to ask again."""
+
+
 class Manner(StrEnum):
     """How an answer goes on elsewhere."""
 
@@ -59,6 +64,11 @@ def manner(fields: Iterable[str], *, replays: bool) -> Manner:
     if not strange:
         return Manner.CONTINUE
     return Manner.REPLAY if replays and strange <= PER_OUTPUT else Manner.FAIL
+
+
+def may_replay(tokens: int, step_s: float) -> bool:
+    """Whether ``tokens`` steps of a worker that takes ``step_s`` for each are soon over."""
+    return tokens * step_s <= MAX_REPLAY_S
 
 
 class Patience(Value, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from kvrelay.errors import BadRequest, Overloaded
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.flight import Ask, Command, Plan, PullPages, Start
-from kvrelay.identity import name_pages, root_name
+from kvrelay.identity import root_name
 from kvrelay.policy.admit import RETRY_AFTER_S, Slo
 from kvrelay.policy.recover import Manner
 from kvrelay.protocol.feed import TransferEvent
@@ -18,6 +18,7 @@ from kvrelay.router.defaults import Defaults
 from kvrelay.router.exchange import Exchange
 from kvrelay.router.failures import CLIENT_CLOSED
 from kvrelay.router.keys import Tenant
+from kvrelay.router.naming import Naming, Roots
 from kvrelay.router.prompts import Prompts
 from kvrelay.router.request import ClientRequest
 from kvrelay.router.resumable import Remains, manner_of
@@ -25,7 +26,7 @@ from kvrelay.router.switchboard import Switchboard
 from kvrelay.router.telemetry import Telemetry
 from kvrelay.router.tokens import Tokens
 from kvrelay.router.upstream import Upstream
-from kvrelay.types import PromptNames, RequestFacts, Stage, WorkerInfo
+from kvrelay.types import RequestFacts, Stage, WorkerInfo
 
 log = logging.getLogger("kvrelay.router")
 
@@ -98,13 +99,14 @@ class Desk:
     ) -> Exchange:
         """Plan and start a request: everything is reserved when this returns. Raises ``Overloaded``."""
         context_tokens = worker.engine.max_model_len
+        naming = Naming(functools.partial(self._roots, worker.model, tenant.salt), context_tokens)
         sequences = request.choices * len(prompts.lengths)
         facts = RequestFacts(
             request_id=request_id,
             model=worker.model,
             prompt_tokens=prompts.lengths,
             max_tokens=sequences * self._room_tokens(request, max(prompts.lengths), context_tokens),
-            page_names=self._name(worker.model, tenant.salt, context_tokens, prompts.ids),
+            page_names=naming.of(prompts.ids),
         )
         ask = Ask(
             facts=facts,
@@ -126,7 +128,7 @@ class Desk:
             model=worker.model,
             salt=tenant.salt,
             prompts=prompts.ids,
-            remains=self._remains(request, ask, prompts, tenant.salt, worker),
+            remains=self._remains(request, ask, prompts, naming, worker),
             obey=self.obey,
         )
         if isinstance(plan, Plan):
@@ -135,31 +137,24 @@ class Desk:
         return exchange
 
     def _remains(
-        self, request: ClientRequest, ask: Ask, prompts: Prompts, salt: str, worker: WorkerInfo
+        self, request: ClientRequest, ask: Ask, prompts: Prompts, naming: Naming, worker: WorkerInfo
     ) -> Remains | None:
         manner = manner_of(request, self._defaults, has_ids=bool(prompts.ids), replays=worker.engine.replays)
         if not self._resumes or manner not in (Manner.CONTINUE, Manner.REPLAY):
             return None
         context_tokens = worker.engine.max_model_len
-        name = functools.partial(self._name, worker.model, salt, context_tokens)
         limits = [self._room_tokens(request, len(ids), context_tokens) for ids in prompts.ids]
-        return Remains(request, ask, prompts.ids, limits, name, manner)
+        return Remains(request, ask, prompts.ids, limits, naming, manner, replays=worker.engine.replays)
 
     def _room_tokens(self, request: ClientRequest, prompt_tokens: int, context_tokens: int) -> int:
         return request.room_tokens(prompt_tokens, context_tokens, self._defaults.max_new_tokens)
 
-    def _name(self, model: str, salt: str, context_tokens: int, prompts: list[list[int]]) -> tuple[PromptNames, ...]:
-        """Page names of each prompt as engines will name them; none for prompts that they will refuse."""
-        if not prompts or max(map(len, prompts)) > context_tokens:
-            return ()
-        roots = {
+    def _roots(self, model: str, salt: str) -> Roots:
+        """How workers of ``model`` name the pages of a tenant."""
+        return {
             kind: (root_name(fingerprint, salt=salt), fingerprint.format.page_tokens)
             for kind, fingerprint in self._brain.namings(model, self._clock()).items()
         }
-        return tuple(
-            {kind: tuple(name_pages(root, ids, page_tokens)) for kind, (root, page_tokens) in roots.items()}
-            for ids in prompts
-        )
 
     def tick(self) -> None:
         """Time passed: who waits for a worker that will not write any more?"""

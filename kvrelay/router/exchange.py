@@ -277,16 +277,16 @@ class Exchange:
         assert self._tap is not None, "only what is journaled goes on"
         if not await rests_of(self._remains, self._tap, self._tokens):
             return
-        journal = self._remains.journal
-        if not self._can_go_on or self._lost_s or (ask := self._remains.ask(journal.open)) is None:
+        if not self._can_go_on or self._lost_s:
             return  # it came to its end meanwhile, or was lost
-        tokens, manner, now = journal.tokens, self._remains.manner, self._clock()
-        plan = self._brain.recovery.hand_over(self._id, ask, reason=reason, tokens=tokens, now=now, manner=manner)
+        open_choices = self._remains.journal.open
+        rest = self._remains.rest(open_choices)
+        plan = self._brain.recovery.hand_over(self._id, rest, reason=reason, now=self._clock())
         if plan is not None:
             self._planned, self._go = True, asyncio.get_running_loop().create_future()
             self._drop_decode()
             # Not when the client has read so far: it may be slow, and what the brain counts on must be under way.
-            self._begin(plan, journal.open)
+            self._begin(plan, open_choices)
 
     def _moved(self, task: asyncio.Task[None]) -> None:
         self._moving = None
@@ -318,13 +318,8 @@ class Exchange:
         if planned and open_choices:
             return True
         self._go = asyncio.get_running_loop().create_future()
-        ask, tokens, manner, now = (
-            self._remains.ask(open_choices),
-            self.journal_tokens,
-            self._remains.manner,
-            self._clock(),
-        )
-        plan = self._brain.recovery.lost(self._id, ask, reason=reason, tokens=tokens, now=now, manner=manner)
+        now = self._clock()
+        plan = self._brain.recovery.lost(self._id, self._remains.rest(open_choices), reason=reason, now=now)
         if plan is not None:
             self._begin(plan, open_choices)
         self._obey(self._brain.waits.flush(now))

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import msgspec
 
-from kvrelay.fleet.flight import Ask, DecodeOrder
+from kvrelay.fleet.flight import Ask, DecodeOrder, Rest
 from kvrelay.fleet.journal import Journal
 from kvrelay.policy.recover import Manner, manner
 from kvrelay.router.defaults import Defaults
 from kvrelay.router.legs import replay_body, rest_body
+from kvrelay.router.naming import Naming
 from kvrelay.router.request import ClientRequest, Kind
 from kvrelay.router.rest import StopRules
 from kvrelay.types import PromptNames, RequestFacts
-
-Namer = Callable[[list[list[int]]], tuple[PromptNames, ...]]
-"""Page names of prompts."""
 
 _HARMLESS: dict[str, tuple[object, ...]] = {
     "tool_choice": ("none",),
@@ -80,21 +76,33 @@ class Remains:
         ask: Ask,
         prompts: list[list[int]],
         limits: list[int],
-        name: Namer,
+        naming: Naming,
         manner: Manner = Manner.CONTINUE,
+        *,
+        replays: bool = False,
     ) -> None:
-        """``limits``: most tokens of each prompt's answers."""
+        """``limits``: most tokens of each prompt's answers. ``manner`` is that of the request's fields; ``replays``:
+        workers can be made to write given tokens."""
         self.request = request
-        self.manner = manner
+        self._manner = manner
+        self._replays = replays
         self.prompts = prompts
         self.rules = stop_rules(request)
         self._ask = ask
-        self._name = name
+        self._naming = naming
+        self._written = naming.growing()
         self.limits = limits
         self.journal = Journal(len(prompts), request.choices, self.limits)
 
     def __repr__(self) -> str:
         return f"<Remains of {self.journal!r}>"
+
+    @property
+    def manner(self) -> Manner:
+        """What has said more than text is read by a parser that has to see all of it; so it may be before anything is
+        said."""
+        has_state = not self.journal.is_plain or not self.journal.tokens
+        return Manner.REPLAY if self._replays and has_state else self._manner
 
     @property
     def wants_usage(self) -> bool:
@@ -123,12 +131,22 @@ class Remains:
         return prompt if self.manner is Manner.REPLAY else [*prompt, *choice.ids]
 
     def written(self) -> tuple[PromptNames, int]:
-        """Names of the pages of the first choice's prompt and answer so far, and their tokens."""
-        ids = self.rest_of(0)
-        return next(iter(self._name([ids])), {}), len(ids)
+        """Names of the full pages of the first choice's prompt and answer so far, and the tokens of both."""
+        ids = [*self.prompts[0], *self.journal.choices[0].ids]
+        return self._written.of(ids), len(ids)
 
-    def ask(self, indices: list[int]) -> Ask | None:
-        """The rest of these choices as a request; None without any, or where the limit leaves no room for it."""
+    def rest(self, indices: list[int]) -> Rest:
+        """What is left to write of these choices."""
+        longest = max((len(self.journal.choices[index].ids) for index in indices), default=0)
+        return Rest(
+            ask=self._rest_asked(indices),
+            tokens=self.journal.tokens,
+            manner=self.manner,
+            replay_tokens=longest if self.manner is Manner.REPLAY else 0,
+        )
+
+    def _rest_asked(self, indices: list[int]) -> Ask | None:
+        """As a request; None without any, or where the limit leaves no room for it."""
         if not indices or min(map(self.room_tokens, indices)) < 1:
             return None
         ids = [self.rest_of(index) for index in indices]
@@ -140,7 +158,7 @@ class Remains:
             max_tokens=len(indices) * max(self.limits)
             if self.manner is Manner.REPLAY
             else sum(map(self.room_tokens, indices)),
-            page_names=self._name(ids),
+            page_names=self._naming.of(ids),
         )
         return msgspec.structs.replace(self._ask, facts=facts, sequences=len(indices), local_reason="")
 

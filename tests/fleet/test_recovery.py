@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 import pytest
 
 from kvrelay.fleet.brain import Brain
-from kvrelay.fleet.flight import AbandonDecode, Ask, Plan
+from kvrelay.fleet.flight import AbandonDecode, Plan, Rest
+from kvrelay.policy.recover import Manner
 from kvrelay.protocol.feed import Heartbeat, TransferEvent
 from kvrelay.types import Role, Stage
 from tests.fleet.known import ask, known_brain, member
@@ -25,12 +29,12 @@ def writing(brain: Brain, *, refusals: int = 0) -> str:
     return name
 
 
-def rest() -> Ask:
-    return ask("r0", PROMPT, WRITTEN)
+def rest(**more: Any) -> Rest:
+    return Rest(ask=ask("r0", PROMPT, WRITTEN), tokens=40, **more)
 
 
 def leave(brain: Brain) -> Plan | None:
-    return brain.recovery.hand_over("r0", rest(), reason="drained", tokens=40, now=1.0)
+    return brain.recovery.hand_over("r0", rest(), reason="drained", now=1.0)
 
 
 def test_an_answer_leaves_a_worker_that_drains_for_one_that_refused_it_long_ago() -> None:
@@ -45,15 +49,15 @@ def test_an_answer_leaves_a_worker_that_drains_for_one_that_refused_it_long_ago(
 def test_an_answer_that_lost_its_worker_goes_on_at_one_that_refused_it_long_ago() -> None:
     brain = known_brain([], [("d0", "s1"), ("d1", "s1")])
     writing(brain, refusals=1)
-    plan = brain.recovery.lost("r0", rest(), reason="reset", tokens=40, now=1.0)
+    plan = brain.recovery.lost("r0", rest(), reason="reset", now=1.0)
     assert isinstance(plan, Plan)
 
 
 def test_whoever_failed_the_rest_is_not_asked_for_it_again() -> None:
     brain = known_brain([], [("d0", "s1"), ("d1", "s1")])
     writing(brain)
-    assert isinstance(brain.recovery.lost("r0", rest(), reason="reset", tokens=40, now=1.0), Plan)
-    assert brain.recovery.lost("r0", rest(), reason="reset", tokens=40, now=1.1) is None
+    assert isinstance(brain.recovery.lost("r0", rest(), reason="reset", now=1.0), Plan)
+    assert brain.recovery.lost("r0", rest(), reason="reset", now=1.1) is None
 
 
 def test_a_worker_that_drains_is_not_left_for_a_turn_that_has_not_come() -> None:
@@ -62,7 +66,8 @@ def test_a_worker_that_drains_is_not_left_for_a_turn_that_has_not_come() -> None
     for number in range(1, 4):  # their prompts of two seconds each take all that may be computed again
         begun(brain, ask(f"r{number}", (20 + number, 2000)))
         brain.first_token(f"r{number}", 0.5)
-        brain.recovery.lost(f"r{number}", ask(f"r{number}", (40 + number, 2000)), reason="reset", tokens=1, now=0.9)
+        other = Rest(ask=ask(f"r{number}", (40 + number, 2000)), tokens=1)
+        brain.recovery.lost(f"r{number}", other, reason="reset", now=0.9)
     before, reserved = brain.ledger.get("r0"), dict(brain.loads.sequences)
     assert leave(brain) is None
     assert before is not None
@@ -79,12 +84,41 @@ def test_a_worker_that_is_drained_is_not_to_blame() -> None:
     brain.drains.begin("d0", 1.0)
     for command in brain.drains.hand_over("d0", 1.0):
         name = command.request_id
-        rest = ask(name, (int(name[1:]), 50), (9, 40))
-        assert brain.recovery.hand_over(name, rest, reason="drained", tokens=40, now=1.0) is not None
+        moved = Rest(ask=ask(name, (int(name[1:]), 50), (9, 40)), tokens=40)
+        assert brain.recovery.hand_over(name, moved, reason="drained", now=1.0) is not None
     assert brain.loads.sequences["d0"] == 0
     brain.drains.undo("d0")
     assert brain.outcomes.breakers.allows("d0", 1.1)
     assert brain.outcomes.breakers.opened == 0
+
+
+def replaying() -> Brain:
+    """Two workers that can force tokens, and take some 10 ms for each."""
+    brain = known_brain([], [])
+    for name in ("d0", "d1"):
+        info = member(name, Role.DECODE)
+        able = msgspec.structs.replace(info, engine=msgspec.structs.replace(info.engine, replays=True))
+        brain.register_worker(able, 0.0)
+    return brain
+
+
+@pytest.mark.parametrize(("tokens", "goes_on"), [(2_000, True), (4_000, False)])
+def test_what_takes_too_long_to_write_again_is_not(tokens: int, goes_on: bool) -> None:
+    brain = replaying()
+    writing(brain)
+    again = rest(manner=Manner.REPLAY, replay_tokens=tokens)
+    assert (brain.recovery.lost("r0", again, reason="reset", now=1.0) is not None) is goes_on
+    brain.check_invariants()
+
+
+def test_a_worker_that_drains_keeps_what_would_take_too_long_elsewhere() -> None:
+    brain = replaying()
+    worker = writing(brain)
+    brain.drains.begin(worker, 1.0)
+    again = rest(manner=Manner.REPLAY, replay_tokens=4_000)
+    assert brain.recovery.hand_over("r0", again, reason="drained", now=1.0) is None
+    assert brain.decode_order("r0", 1.0).worker == worker
+    assert brain.recovery.hand_over("r0", rest(manner=Manner.REPLAY, replay_tokens=2_000), reason="drained", now=1.0)
 
 
 # ---------------------------------------------------------------- who hangs

@@ -34,6 +34,9 @@ class Heard:
     raw: bytes
     logprobs: dict[int, list[tuple[str, int]]] = field(default_factory=dict)
     """Tokens, and where each begins."""
+    reasoning: str = ""
+    calls: list[dict[str, str]] = field(default_factory=list)
+    """Pieces of the only tool call."""
 
 
 def heard(events: list[bytes]) -> Heard:
@@ -46,8 +49,12 @@ def heard(events: list[bytes]) -> Heard:
             result.usages.append(said["usage"])
         for choice in said["choices"]:
             result.ids.add(said["id"])
-            text = choice["delta"].get("content", "") if "delta" in choice else choice["text"]
+            delta = choice.get("delta", {})
+            text = delta.get("content", "") if "delta" in choice else choice["text"]
             result.texts[choice["index"]] = result.texts.get(choice["index"], "") + text
+            result.reasoning += delta.get("reasoning", "")
+            for call in delta.get("tool_calls", []):
+                result.calls.append(call["function"])
             if listed := choice.get("logprobs"):
                 places = zip(listed["tokens"], listed["text_offset"], strict=True)
                 result.logprobs.setdefault(choice["index"], []).extend(places)

@@ -33,6 +33,10 @@ class Script:
     """Another text that replays write, against their orders."""
     again_reasons: bool = False
     """Whoever goes on with one takes its text for reasoning."""
+    again_joins: bool = False
+    """Replays tell two tokens in an event."""
+    reasons: int = 0
+    """So many tokens of a chat are reasoning. With a tool that has to be called, all of them are its arguments."""
     struck: int = 0
     prompts: list[list[int]] = field(default_factory=list)
     """Prompts without a part of an answer."""
@@ -94,9 +98,11 @@ class ScriptedVllm(FakeVllm):
             for index in sorted(open_choices):
                 if count == end:
                     return await self._strike(http, response, body)
-                count += 1
-                logs[index] += 1
-                choice = self._choice_of(body, index, begins[index], logs[index])
+                joins = again is not None and self.script.again_joins and logs[index] + 2 < len(self.script.ids)
+                step = 2 if joins else 1
+                count += step
+                logs[index] += step
+                choice = self._choice_of(body, index, begins[index], logs[index], step)
                 await self._send(response, body, choice)
                 if choice["finish_reason"]:
                     open_choices.discard(index)
@@ -115,18 +121,25 @@ class ScriptedVllm(FakeVllm):
         prompt = params.get("prompt_token_ids") or body["prompt"]
         return prompt if isinstance(prompt[0], list) else [prompt]
 
-    def _choice_of(self, body: dict[str, Any], index: int, begin: int, count: int) -> dict[str, Any]:
-        token = self.script.ids[count - 1]
+    def _choice_of(self, body: dict[str, Any], index: int, begin: int, count: int, step: int = 1) -> dict[str, Any]:
+        tokens = self.script.ids[count - step : count]
         finish, reason = self._finish(body, begin, count)
         text = self._text(body, count, finish) if begin == 0 else "(text of a worker that knows the rest alone)"
-        before = self._text(body, count - 1, None) if begin == 0 and count > 1 else ""
+        before = self._text(body, count - step, None) if begin == 0 and count > step else ""
         delta = text[len(before) :] if begin == 0 else text
-        said: dict[str, Any] = {"delta": {"content": delta}} if "messages" in body else {"text": delta}
+        said = {"delta": self._delta(body, count, delta)} if "messages" in body else {"text": delta}
         if begin and self.script.again_reasons:
             said = {"delta": {"reasoning": delta}}
         logprobs = self._logprobs(begin, count) if body.get("logprobs") else None
         choice = {"index": index, **said, "logprobs": logprobs, "finish_reason": finish, "stop_reason": reason}
-        return choice | {"token_ids": [token] if body.get("return_token_ids") else None}
+        return choice | {"token_ids": tokens if body.get("return_token_ids") else None}
+
+    def _delta(self, body: dict[str, Any], count: int, text: str) -> dict[str, Any]:
+        """What its parsers make of a text."""
+        if body.get("tool_choice", "none") != "none":
+            named = {"id": "call-1", "type": "function", "function": {"name": "look_up", "arguments": text}}
+            return {"tool_calls": [{"index": 0, **(named if count == 1 else {"function": {"arguments": text}})}]}
+        return {"reasoning": text} if count <= self.script.reasons else {"content": text}
 
     def _logprobs(self, begin: int, count: int) -> dict[str, Any]:
         """Of the newest token, which begins where the strings of those before it end, each decoded by itself."""
