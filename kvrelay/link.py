@@ -41,6 +41,9 @@ class Channel:
         self._reader = reader or FrameReader()
         self._send_lock = asyncio.Lock()
         self._waiters: set[asyncio.Future[None]] = set()
+        self._reading: asyncio.Future[None] | None = None
+        self._is_watched = False
+        """The loop says when there are bytes to read."""
         self.over: asyncio.Future[None] = self._loop.create_future()
         """Done once the link is closed here."""
         self._fds: list[int] = []
@@ -69,7 +72,7 @@ class Channel:
             try:
                 sent = self._sock.sendmsg(views[first : first + _IOV_MAX])
             except (BlockingIOError, InterruptedError):
-                await self._ready(self._loop.add_writer, self._loop.remove_writer, stall_s)
+                await self._writable(stall_s)
                 continue
             self._sent_bytes += sent
             first = _advance(views, first, sent)
@@ -87,7 +90,7 @@ class Channel:
             try:
                 return socket.send_fds(self._sock, [data], fds)
             except (BlockingIOError, InterruptedError):
-                await self._ready(self._loop.add_writer, self._loop.remove_writer, None)
+                await self._writable(None)
 
     async def recv(self) -> Message:
         """The next message. Raises ``Lost`` when the peer is gone, ``Malformed`` on bytes that are no message."""
@@ -161,27 +164,61 @@ class Channel:
             try:
                 return read()
             except (BlockingIOError, InterruptedError):
-                await self._ready(self._loop.add_reader, self._loop.remove_reader, stall_s)
+                await self._readable(stall_s)
             except OSError as error:
                 raise Lost(f"link to {self.peer} broke: {error}") from error
 
-    async def _ready(self, add: Callable[..., object], remove: Callable[[int], object], stall_s: float | None) -> None:
-        """Wait until the socket can move bytes, or is closed here."""
+    async def _readable(self, stall_s: float | None) -> None:
+        """Wait until there are bytes. The loop goes on watching for the next time: to tell it costs as much as to read
+        a message, twice."""
+        with self._waiting() as (fd, waiter):
+            self._reading = waiter
+            if not self._is_watched:
+                self._is_watched = True
+                self._loop.add_reader(fd, self._has_bytes)
+            await self._moved(waiter, stall_s)
+
+    def _has_bytes(self) -> None:
+        waiter, self._reading = self._reading, None
+        if waiter is not None:
+            _wake(waiter)
+        else:  # who reads is busy: it finds them by itself
+            self._is_watched = False
+            self._loop.remove_reader(self._sock.fileno())
+
+    async def _writable(self, stall_s: float | None) -> None:
+        """Wait until there is room for bytes."""
+        with self._waiting() as (fd, waiter):
+            self._loop.add_writer(fd, _wake, waiter)
+            try:
+                await self._moved(waiter, stall_s)
+            finally:
+                if self._sock.fileno() == fd:  # a closed one's number may belong to another link by now
+                    self._loop.remove_writer(fd)
+
+    @contextlib.contextmanager
+    def _waiting(self) -> Iterator[tuple[int, asyncio.Future[None]]]:
+        """The socket's number, and what ``close`` wakes."""
         fd = self._sock.fileno()
         if fd < 0:
             raise Lost(f"the link to {self.peer} was closed here")
         waiter: asyncio.Future[None] = self._loop.create_future()
         self._waiters.add(waiter)
-        add(fd, _wake, waiter)
+        try:
+            yield fd, waiter
+        finally:
+            self._waiters.discard(waiter)
+
+    async def _moved(self, waiter: asyncio.Future[None], stall_s: float | None) -> None:
+        """Raises ``Lost`` after ``stall_s`` in which the socket could move no byte."""
+        if stall_s is None:
+            await waiter
+            return
         try:
             async with asyncio.timeout(stall_s):
                 await waiter
         except TimeoutError as error:
             raise Lost(f"{self.peer} moved nothing for {stall_s:g} s") from error
-        finally:
-            self._waiters.discard(waiter)
-            if self._sock.fileno() == fd:  # a closed one's number may belong to another link by now
-                remove(fd)
 
     @contextlib.contextmanager
     def _closing_on_error(self) -> Iterator[None]:

@@ -190,6 +190,19 @@ GARBAGE = [
 ]
 
 
+async def test_bytes_that_nobody_waits_for_do_not_keep_the_loop_busy() -> None:
+    link, peer = map(Channel, socket.socketpair())
+    reading = asyncio.create_task(link.recv())
+    await asyncio.sleep(0)
+    await peer.send(Describe(id=1))
+    assert await reading == Describe(id=1)
+    await peer.send(Describe(id=2))
+    await until(lambda: not link._is_watched)
+    assert await link.recv() == Describe(id=2)
+    link.close()
+    peer.close()
+
+
 @pytest.mark.parametrize("data", GARBAGE)
 async def test_garbage_before_the_handshake_ends_that_link_alone(data: bytes) -> None:
     async with listening(echo) as (listener, address):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from kvrelay.protocol.client import LinkReport
-from kvrelay.protocol.feed import Heartbeat, Neighbours
-from kvrelay.types import Transport
+from kvrelay.protocol.feed import Heartbeat, Neighbours, TransferEvent
+from kvrelay.types import Stage, Transport
 from tests.fleet.values import store
 from tests.patience import until
 from tests.router.cluster import Cluster
@@ -33,3 +35,18 @@ async def test_the_ways_of_a_store_show_by_pair_and_transport(cluster: Cluster) 
     assert await cluster.metric(f"kvrelay_link_bytes_per_second{tcp}") == 2e9
     assert await cluster.metric(f"kvrelay_link_latency_seconds{tcp}") == 0.0003
     assert await cluster.metric('kvrelay_link_rank{peer="127.0.0.1:9009",store="s1",transport="nixl"}') == 0
+
+
+async def test_a_heartbeat_behind_many_milestones_is_soon_heard_by_a_loop_with_much_else_to_do(
+    cluster: Cluster,
+) -> None:
+    member = await cluster.dial(store("s1", "127.0.0.1:9001"))
+    beat = Heartbeat(name="s1", incarnation=member.info.incarnation, healthy=True, counts={"here": 1})
+    events = [TransferEvent(store="s1", transfer="unknown", stage=Stage.STARTED)] * 400
+    for message in (*events, beat):
+        await member.send(message)
+    turns = 0
+    while not any("here" in known.counts for known in cluster.router.brain.fleet.stores):
+        turns += 1
+        await asyncio.sleep(0)
+    assert turns < len(events) / 2
