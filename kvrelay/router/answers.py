@@ -3,7 +3,8 @@ known to be one."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from typing import Protocol
 
 
 class Whole:
@@ -16,11 +17,24 @@ class Whole:
         return f"<Whole answer of {len(self.body)} bytes>"
 
 
+class Outlet(Protocol):
+    """A client that takes events."""
+
+    @property
+    def is_ready(self) -> bool:
+        """It has read all before."""
+
+    def write(self, block: bytes) -> None:
+        """Send whole events at once."""
+
+
 class Stream:
     """An answer whose first events are here; ``blocks`` starts with them."""
 
-    def __init__(self, blocks: AsyncIterator[bytes]) -> None:
+    def __init__(self, blocks: AsyncIterator[bytes], shorten: Callable[[Outlet], None]) -> None:
+        """``shorten``: from now on blocks may go straight to the outlet while ``blocks`` waits for its next one."""
         self.blocks = blocks
+        self.shorten = shorten
 
     def __repr__(self) -> str:
         return "<Stream answer>"

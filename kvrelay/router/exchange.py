@@ -33,7 +33,7 @@ from kvrelay.router.request import ClientRequest
 from kvrelay.router.resumable import Remains
 from kvrelay.router.tap import Tap
 from kvrelay.router.tokens import Tokens
-from kvrelay.router.upstream import Reply, Upstream
+from kvrelay.router.upstream import Call, Reply, Upstream
 from kvrelay.router.wait import Wait
 from kvrelay.types import PromptNames
 
@@ -81,7 +81,7 @@ class Exchange:
             obey=obey,
             refused=self._refused,
         )
-        self._opening: asyncio.Task[Reply] | None = None
+        self._opening: Call | None = None
         self._replies: list[Reply] = []
         self._continuation: Continuation | None = None
         self._remains = remains
@@ -179,7 +179,7 @@ class Exchange:
 
     def _drop_decode(self) -> None:
         if self._opening is not None:
-            self._opening.cancel()
+            self._opening.abandon()
         for reply in self._replies:
             reply.close()
 
@@ -219,16 +219,9 @@ class Exchange:
         return Whole(answer)
 
     async def _open(self, url: str, body: bytes, ending: str = "") -> Reply:
-        self._opening = asyncio.create_task(self._upstream.post(url, body, request_id=self._id + ending))
+        self._opening = self._upstream.call(url, body, request_id=self._id + ending)
         try:
-            return await self._opening
-        except asyncio.CancelledError:
-            if self._opening.done() and not self._opening.cancelled() and self._opening.exception() is None:
-                self._opening.result().close()
-            me = asyncio.current_task()
-            if me is not None and me.cancelling():
-                raise  # the client went away
-            raise Lost("the decode worker left") from None
+            return await self._opening.reply()
         finally:
             self._opening = None
 
@@ -244,7 +237,8 @@ class Exchange:
         if status is not None:
             raise Lost(f"a decode worker's stream began with an error {status}")
         self._relay = Relay(self, self.wait, self._counted, self._remains, self._tap)
-        return Stream(self._told(self._relay.blocks(first, blocks), first_s))
+        reply.pass_to(self._relay.pass_on)
+        return Stream(self._told(self._relay.blocks(first, blocks), first_s), self._relay.shorten)
 
     async def _told(self, blocks: AsyncIterator[bytes], first_s: float) -> AsyncIterator[bytes]:
         told = False

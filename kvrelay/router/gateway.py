@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
+import os
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -15,6 +15,7 @@ from kvrelay.fleet.actual import actual
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.health import examine
 from kvrelay.policy.admit import RETRY_AFTER_S
+from kvrelay.router import outflow
 from kvrelay.router.answers import Stream, Whole
 from kvrelay.router.bodies import Bodies, Claim
 from kvrelay.router.desk import Desk
@@ -30,10 +31,6 @@ log = logging.getLogger("kvrelay.router")
 
 BODY_S = 60.0
 """Longest time a client may take to send its body."""
-STALL_S = 60.0
-"""Longest time for which a client may read nothing of a streamed answer: until it does, workers hold its KV."""
-CUT_S = 1.0
-"""Longest time until a connection that was cut is known to be gone."""
 MAX_READING = 1024
 """Requests whose bodies are being read or tokenised; more are turned away, since each may hold a whole body."""
 
@@ -90,7 +87,7 @@ class Gateway:
     @web.middleware
     async def _border(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Every request gets an id, every failure becomes an answer in OpenAI's shape."""
-        request[_ID] = f"req-{secrets.token_hex(12)}"
+        request[_ID] = f"req-{os.urandom(12).hex()}"
         response = await self._answered(request, handler)
         if request.content.exception() is not None:
             await _hang_up_after(request, response)
@@ -175,6 +172,8 @@ class Gateway:
 
     async def _body(self, http: web.Request) -> bytes:
         try:
+            if http.content.is_eof():  # nearly always: a timer costs more than to read what is here
+                return await http.read()
             async with asyncio.timeout(BODY_S):
                 return await http.read()
         except TimeoutError as error:
@@ -187,18 +186,9 @@ class Gateway:
     async def _respond(self, http: web.Request, exchange: Exchange) -> web.StreamResponse:
         match await exchange.answer():
             case Whole(body=body):
-                return web.Response(body=body, content_type="application/json")
+                return await outflow.send_whole(http, body)
             case Stream() as stream:
-                return await self._relay(http, stream)
-
-    async def _relay(self, http: web.Request, stream: Stream) -> web.StreamResponse:
-        headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
-        response = web.StreamResponse(headers=headers)
-        await response.prepare(http)
-        async for block in stream.blocks:
-            await _taken(http, response.write(block))
-        await _taken(http, response.write_eof())
-        return response
+                return await outflow.send(http, stream)
 
     # ------------------------------------------------------------ the rest
 
@@ -230,18 +220,6 @@ def _require_json(http: web.Request) -> None:
         sent = http.headers.get("content-type", "")[:100]
         said = f"content-type is {sent!r}" if sent else "content-type is missing"
         raise BadRequest(f"{said}; send the body with content-type: application/json", status=415)
-
-
-async def _taken(http: web.Request, sending: Awaitable[None]) -> None:
-    """Raises ``ConnectionResetError`` when the client reads nothing for too long."""
-    try:
-        async with asyncio.timeout(STALL_S):
-            await sending
-    except TimeoutError as error:
-        if http.transport is not None:
-            http.transport.abort()
-            await asyncio.sleep(CUT_S)  # whose end cancels this handler, as that of a client that hangs up does
-        raise ConnectionResetError(f"the client read nothing for {STALL_S:g} s") from error
 
 
 async def _hang_up_after(http: web.Request, response: web.StreamResponse) -> None:

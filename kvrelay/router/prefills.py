@@ -46,7 +46,7 @@ class Prefills:
         self._prompts = prompts
         self._obey = obey
         self._refused = refused
-        self._running: dict[int, asyncio.Task[int]] = {}
+        self._running: dict[int, asyncio.Task[None]] = {}
         self._lives = 0
 
     def __repr__(self) -> str:
@@ -56,7 +56,7 @@ class Prefills:
         return len(self._running)
 
     def send(self, order: PrefillOrder) -> None:
-        task = asyncio.create_task(self._prefill(order))
+        task = asyncio.create_task(self._serve(order))
         self._running[order.index] = task
         task.add_done_callback(lambda done: self._over(order.index, done))
 
@@ -70,6 +70,13 @@ class Prefills:
         self._prompts = prompts
         self._lives += 1
 
+    async def _serve(self, order: PrefillOrder) -> None:
+        """Have one prompt computed, and say so at once: D waits for it. Raises ``Rejected``, ``Lost``."""
+        cached_tokens = await self._prefill(order)
+        if self._running.get(order.index) is asyncio.current_task():
+            del self._running[order.index]
+            self._obey(self._brain.prefill_finished(self._id, order.index, cached_tokens, self._clock()))
+
     async def _prefill(self, order: PrefillOrder) -> int:
         """Have one prompt computed; P's cached tokens. Raises ``Rejected``, ``Lost``."""
         body = prefill_body(order, self._model, self._prompts[order.index], self._salt)
@@ -81,21 +88,19 @@ class Prefills:
         finally:
             reply.close()
 
-    def _over(self, index: int, task: asyncio.Task[int]) -> None:
+    def _over(self, index: int, task: asyncio.Task[None]) -> None:
+        """It failed, or its success is told already."""
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, KvrelayError):
             log.error("the prefill of prompt %d of %s failed", index, self._id, exc_info=error)
         if self._running.get(index) is not task:
             return
         del self._running[index]
-        if error is None and not task.cancelled():
-            self._obey(self._brain.prefill_finished(self._id, index, task.result(), self._clock()))
-        elif isinstance(error, KvrelayError) and not isinstance(error, Lost) and self._refused(error):
+        if isinstance(error, KvrelayError) and not isinstance(error, Lost) and self._refused(error):
             return
-        else:
-            # Only a lost worker is to blame: a leg that was called off says nothing, nor does a request that is wrong.
-            blamed = isinstance(error, Lost)
-            self._obey(self._brain.prefill_failed(self._id, index, self._clock(), blamed=blamed))
+        # Only a lost worker is to blame: a leg that was called off says nothing, nor does a request that is wrong.
+        blamed = isinstance(error, Lost)
+        self._obey(self._brain.prefill_failed(self._id, index, self._clock(), blamed=blamed))
 
     async def settle(self) -> None:
         """Give P's answers a moment: D may be done before P's HTTP reply is here."""

@@ -13,6 +13,7 @@ import msgspec
 
 from kvrelay.errors import KvrelayError, Lost, Malformed
 from kvrelay.router import sse
+from kvrelay.router.answers import Outlet
 from kvrelay.router.continuation import Continuation
 from kvrelay.router.rest import Differs
 from kvrelay.router.resumable import Remains
@@ -58,6 +59,9 @@ class Relay:
         self._tap = tap
         self._failed = False
         self._whole = False
+        self._outlet: Outlet | None = None
+        self._is_waiting = False
+        """For the next block of the first worker, and the client has all before it."""
         self.events = 0
         """Events that carried a token, of answers without a journal."""
 
@@ -113,8 +117,32 @@ class Relay:
             if self._whole or gave_up:
                 return
             self._wait.begin()
+            self._is_waiting = True
             block = await anext(rest, b"")
+            self._is_waiting = False
             self._wait.end()
+
+    def shorten(self, outlet: Outlet) -> None:
+        """The client has the first block: those in the middle may go there without a detour."""
+        self._outlet = outlet
+
+    def pass_on(self, block: bytes) -> bool:
+        """Send ``block``, which just came, at once if nobody has to think about it: no task wakes up for it then."""
+        outlet = self._outlet
+        if outlet is None or not self._is_waiting or not outlet.is_ready or not self._is_middle(block):
+            return False
+        passed = self._tap.middle(block) if self._tap is not None else block
+        self.events += sse.token_events(passed)
+        outlet.write(passed)
+        self._wait.begin()
+        return True
+
+    def _is_middle(self, block: bytes) -> bool:
+        if sse.DETAILS in block:
+            return False
+        if self._tap is not None:
+            return self._tap.is_middle(block)
+        return not block.endswith(sse.DONE) and not sse.has_error(block)
 
     async def _drain(self, rest: AsyncIterator[bytes]) -> None:
         """Take the end of the HTTP body that follows the last event, so that the connection can be used again."""

@@ -36,6 +36,11 @@ class EventSplitter:
     def __repr__(self) -> str:
         return f"<EventSplitter {len(self._rest)} bytes of an unfinished event>"
 
+    @property
+    def is_empty(self) -> bool:
+        """Nothing of an event is here."""
+        return not self._rest
+
     def feed(self, data: bytes) -> bytes:
         """The whole events received so far, joined; may be empty. Raises ``Malformed``."""
         buffer = self._rest + data if self._rest else data

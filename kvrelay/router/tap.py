@@ -85,12 +85,19 @@ class Tap:
 
     def take(self, block: bytes) -> tuple[bytes, bool]:
         """What of ``block`` goes to the client, and whether the worker gave up in it."""
-        if self.head.id and block.count(END) == 1 and _REASON not in block and _ERROR not in block and block != DONE:
-            self._unread.append(block[len(_DATA) :])
-            if len(self._unread) >= MAX_UNREAD:
-                self._read()
-            return (block if self.keeps_ids else _without_last_ids(block)), False
-        return self._take_slowly(block)
+        return (self.middle(block), False) if self.is_middle(block) else self._take_slowly(block)
+
+    def is_middle(self, block: bytes) -> bool:
+        """It is one event, and neither the first nor the last."""
+        single = block.count(END) == 1 and block != DONE
+        return bool(self.head.id) and single and _REASON not in block and _ERROR not in block
+
+    def middle(self, block: bytes) -> bytes:
+        """What of such a ``block`` goes to the client."""
+        self._unread.append(block[len(_DATA) :])
+        if len(self._unread) >= MAX_UNREAD:
+            self._read()
+        return block if self.keeps_ids else _without_last_ids(block)
 
     def _take_slowly(self, block: bytes) -> tuple[bytes, bool]:
         """A block of several events, the first one or the last."""

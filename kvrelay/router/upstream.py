@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from kvrelay.errors import Lost
-from kvrelay.router.sse import EventSplitter
+from kvrelay.router.sse import END, EventSplitter
 from kvrelay.router.wire import Wire
 
 KEEPALIVE_S = 2.0
@@ -35,6 +36,7 @@ class Reply:
         self._upstream = upstream
         self._target = target
         self._wire: Wire | None = wire
+        self._splitter = EventSplitter()
         self.status = status
 
     def __repr__(self) -> str:
@@ -54,10 +56,14 @@ class Reply:
 
     async def events(self) -> AsyncIterator[bytes]:
         """Blocks of whole events, as soon as they are there. Raises ``Lost`` when the worker dies."""
-        splitter = EventSplitter()
         while piece := await self._some():
-            if block := splitter.feed(piece):
+            if block := self._splitter.feed(piece):
                 yield block
+
+    def pass_to(self, take: Callable[[bytes], bool]) -> None:
+        """Offer ``take`` at once each block that comes while ``events`` waits, which gets those that are refused."""
+        if self._wire is not None:
+            self._wire.passes = lambda data: self._splitter.is_empty and data.endswith(END) and take(data)
 
     async def _some(self) -> bytes:
         """The next bytes; at the end of the answer none, and the connection is another's to use."""
@@ -69,7 +75,7 @@ class Reply:
         except OSError as error:
             raise Lost(f"the worker at {self._target.host}:{self._target.port} broke off its answer") from error
         if not data:
-            self._wire = None
+            self._wire = wire.passes = None
             self._upstream.keep(self._target, wire)
         return data
 
@@ -80,6 +86,54 @@ class Reply:
             wire.close()
 
 
+class Call:
+    """A request to a worker until its status is known."""
+
+    def __init__(self, upstream: Upstream, url: str, target: Target, request: bytes) -> None:
+        self._upstream = upstream
+        self._url = url
+        self._target = target
+        self._request = request
+        self._wire: Wire | None = None
+        self._connecting: asyncio.Task[Wire] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Call of {self._url}>"
+
+    async def reply(self) -> Reply:
+        """Send it and wait for the status. Raises ``Lost``."""
+        try:
+            wire = self._wire = self._upstream.take(self._target) or await self._connected()
+            return Reply(self._upstream, self._target, wire, await wire.send(self._request))
+        except OSError as error:  # TimeoutError is one
+            self.abandon()
+            why = f"the worker at {self._url} cannot be reached or hung up ({type(error).__name__})"
+            raise Lost(why) from error
+        except asyncio.CancelledError:
+            self.abandon()
+            raise
+
+    async def _connected(self) -> Wire:
+        """A task of its own, which this call can end without ending who waits for it."""
+        connecting = self._connecting = asyncio.create_task(self._upstream.connect(self._target))
+        try:
+            return await connecting
+        except asyncio.CancelledError:
+            if connecting.done() and not connecting.cancelled() and connecting.exception() is None:
+                connecting.result().close()
+            me = asyncio.current_task()
+            if me is not None and me.cancelling():
+                raise  # nobody waits any more
+            raise ConnectionAbortedError("called off") from None
+
+    def abandon(self) -> None:
+        """Hang up at once, whatever it waits for: ``reply`` raises ``Lost``."""
+        if self._wire is not None:
+            self._wire.close()
+        elif self._connecting is not None:
+            self._connecting.cancel()
+
+
 class Upstream:
     """Connections to all workers, kept for a while; ``engine_key`` opens them."""
 
@@ -87,68 +141,73 @@ class Upstream:
         self._connect_s = connect_s
         self._key = engine_key
         # No limit of its own: admission bounds what is in flight, and a queue here would be invisible to the brain.
-        self._idle: dict[Target, dict[Wire, asyncio.TimerHandle]] = {}
+        self._idle: dict[Target, dict[Wire, float]] = {}
+        """Since when, the oldest first."""
+        self._sweep_at: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
         return f"<Upstream {sum(map(len, self._idle.values()))} idle connections>"
 
     async def post(self, url: str, body: bytes, *, request_id: str = "") -> Reply:
         """Send ``body`` and wait for the status. Raises ``Lost``."""
+        return await self.call(url, body, request_id=request_id).reply()
+
+    def call(self, url: str, body: bytes, *, request_id: str = "") -> Call:
+        """The same, to be begun by ``reply`` and called off by ``abandon``."""
         target, head = _head(url, self._key)
         named = f"x-request-id: {request_id}\r\n" if request_id else ""
-        request = b"".join((head, f"{named}content-length: {len(body)}\r\n\r\n".encode(), body))
-        try:
-            wire = self._take(target) or await self._connect(target)
-            try:
-                return Reply(self, target, wire, await wire.send(request))
-            except (OSError, asyncio.CancelledError):
-                wire.close()
-                raise
-        except OSError as error:  # TimeoutError is one
-            raise Lost(f"the worker at {url} cannot be reached or hung up ({type(error).__name__})") from error
+        return Call(self, url, target, b"".join((head, f"{named}content-length: {len(body)}\r\n\r\n".encode(), body)))
 
-    async def _connect(self, target: Target) -> Wire:
-        loop = asyncio.get_running_loop()
+    async def connect(self, target: Target) -> Wire:
+        """A new connection. Raises ``OSError``."""
         tls = ssl.create_default_context() if target.is_tls else None
         async with asyncio.timeout(self._connect_s):
-            _, wire = await loop.create_connection(Wire, target.host, target.port, ssl=tls)
+            _, wire = await asyncio.get_running_loop().create_connection(Wire, target.host, target.port, ssl=tls)
         return wire
 
-    def _take(self, target: Target) -> Wire | None:
-        """The connection that was used last: those that nobody needs any more grow old."""
-        idle = self._idle.get(target, {})
+    def take(self, target: Target) -> Wire | None:
+        """The idle connection that was used last: those that nobody needs any more grow old."""
+        loop = asyncio.get_running_loop()
+        idle = self._idle.get(target)
         while idle:
-            wire = next(reversed(idle))
-            self._forget(target, wire).cancel()
-            if wire.reusable:
+            wire, since_s = idle.popitem()
+            if wire.reusable and loop.time() - since_s < KEEPALIVE_S:
                 return wire
+            wire.close()
         return None
-
-    def _forget(self, target: Target, wire: Wire) -> asyncio.TimerHandle:
-        """``wire`` is not idle any more; the timer that would have closed it."""
-        idle = self._idle[target]
-        expiry = idle.pop(wire)
-        if not idle:
-            del self._idle[target]
-        return expiry
 
     def keep(self, target: Target, wire: Wire) -> None:
         """The answer was read to its end."""
         if not wire.reusable:
             wire.close()
             return
-        idle = self._idle.setdefault(target, {})
-        idle[wire] = asyncio.get_running_loop().call_later(KEEPALIVE_S, self._expire, target, wire)
+        loop = asyncio.get_running_loop()
+        self._idle.setdefault(target, {})[wire] = loop.time()
+        if self._sweep_at is None:
+            self._sweep_at = loop.call_later(KEEPALIVE_S, self._sweep)
 
-    def _expire(self, target: Target, wire: Wire) -> None:
-        self._forget(target, wire)
-        wire.close()
+    def _sweep(self) -> None:
+        """Close those that grew old. One timer for all: each has a new age with every request."""
+        loop, oldest_s = asyncio.get_running_loop(), math.inf
+        for target, idle in list(self._idle.items()):
+            for wire, since_s in list(idle.items()):  # the oldest come first
+                if loop.time() - since_s < KEEPALIVE_S:
+                    oldest_s = min(oldest_s, since_s)
+                    break
+                del idle[wire]
+                wire.close()
+            if not idle:
+                del self._idle[target]
+        self._sweep_at = loop.call_at(oldest_s + KEEPALIVE_S, self._sweep) if self._idle else None
 
     async def close(self) -> None:
         """Close what is idle; replies close their own."""
-        for target, wire in [(target, wire) for target, idle in self._idle.items() for wire in idle]:
-            self._forget(target, wire).cancel()
-            wire.close()
+        if self._sweep_at is not None:
+            self._sweep_at.cancel()
+        for idle in self._idle.values():
+            for wire in idle:
+                wire.close()
+        self._idle.clear()
         await asyncio.sleep(0)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
 from typing import cast
 
 import httptools
@@ -36,6 +37,8 @@ class Wire(asyncio.Protocol):
         self._measured = False
         self._error: OSError | None = None
         self._keeps = True
+        self.passes: Callable[[bytes], bool] | None = None
+        """Is given what comes while somebody waits in ``some`` for more of an answer; true: it is taken care of."""
 
     def __repr__(self) -> str:
         state = "idle" if self._whole else f"reading, {self._held_bytes} bytes held"
@@ -50,7 +53,7 @@ class Wire(asyncio.Protocol):
         """Send a whole request; the status of its answer. Raises ``OSError``."""
         if self._error is not None:
             raise self._error
-        self._whole, self._measured, self._head_bytes = False, False, 0
+        self._whole, self._measured, self._head_bytes, self.passes = False, False, 0, None
         self._status = self._loop.create_future()
         self._transport.write(request)
         return await self._status
@@ -64,6 +67,9 @@ class Wire(asyncio.Protocol):
                 return b""
             self._waiter = self._loop.create_future()
             await self._waiter
+        return self._taken()
+
+    def _taken(self) -> bytes:
         data = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
         self._pieces.clear()
         self._held_bytes = 0
@@ -111,6 +117,21 @@ class Wire(asyncio.Protocol):
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
                 self._fail(ConnectionAbortedError("the head of its answer does not end"))
+                return
+        if not self._passed_on():
+            self._wake()
+
+    def _passed_on(self) -> bool:
+        """What came just now needs nobody to wake up."""
+        waits = self._waiter is not None and not self._waiter.done()
+        if self.passes is None or not waits or self._whole or not self._pieces:
+            return False
+        data = self._taken()
+        if self.passes(data):
+            return True
+        self._pieces.append(data)
+        self._held_bytes = len(data)
+        return False
 
     def connection_lost(self, error: Exception | None) -> None:
         headed = self._status is not None and self._status.done()
@@ -142,11 +163,9 @@ class Wire(asyncio.Protocol):
         if self._held_bytes > HELD_BYTES and not self._paused:
             self._paused = True
             self._transport.pause_reading()
-        self._wake()
 
     def on_message_complete(self) -> None:
         if self._parser.get_status_code() < _FIRST_FINAL:
             return
         self._keeps = self._keeps and self._parser.should_keep_alive()
         self._whole = True
-        self._wake()

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from kvrelay.config import RouterConfig
-from kvrelay.router import gateway
+from kvrelay.router import gateway, outflow
 from kvrelay.types import Role, Stage
 from tests.fleet.values import store
 from tests.patience import PATIENCE_S, until
@@ -418,7 +418,7 @@ async def test_clients_that_go_away_in_mid_stream_open_no_breaker(cluster: Clust
 
 
 async def test_a_client_that_reads_nothing_is_hung_up_on(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway, "STALL_S", 0.3)
+    monkeypatch.setattr(outflow, "STALL_S", 0.3)
     _, decode = await cluster.split()
     decode.words = ["x" * (1 << 20)] * 64
     body = json.dumps({"model": "tiny", "prompt": "x", "stream": True}).encode()
@@ -431,6 +431,21 @@ async def test_a_client_that_reads_nothing_is_hung_up_on(cluster: Cluster, monke
     assert await cluster.metric('kvrelay_requests_total{path="remote_prefill",status="499"}') == 1
     writer.transport.abort()
     assert reader.exception() is None
+
+
+async def test_a_client_that_knows_no_chunks_gets_the_events_alone_until_the_connection_ends(cluster: Cluster) -> None:
+    _, decode = await cluster.split()
+    body = json.dumps({"model": "tiny", "prompt": "x", "stream": True}).encode()
+    host, port = cluster.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    head = "POST /v1/completions HTTP/1.0\r\nhost: x\r\ncontent-type: application/json\r\n"
+    writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+    said = (await reader.read()).partition(b"\r\n\r\n")[2]
+    writer.close()
+    events = said.split(b"\n\n")
+    assert len(events) > len(decode.words)
+    assert all(event.startswith(b"data: ") for event in events[:-1])
+    assert said.endswith(b"data: [DONE]\n\n")
 
 
 async def test_after_100_requests_of_which_a_third_were_cancelled_nothing_is_reserved(cluster: Cluster) -> None:

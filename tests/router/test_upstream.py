@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -11,8 +12,8 @@ import pytest
 
 from kvrelay.errors import Lost
 from kvrelay.router import upstream
-from kvrelay.router.upstream import Upstream
-from kvrelay.router.wire import HELD_BYTES, MAX_HEAD_BYTES
+from kvrelay.router.upstream import Reply, Target, Upstream
+from kvrelay.router.wire import HELD_BYTES, MAX_HEAD_BYTES, Wire
 from tests.held_port import held_port
 from tests.patience import PATIENCE_S, until
 
@@ -228,3 +229,48 @@ async def test_events_come_as_soon_as_they_are_whole(client: Upstream) -> None:
         assert await anext(blocks) == b"data: 1\n\n"
         go_on.set()
         assert [block async for block in blocks] == [b"data: 2\n\n"]
+
+
+class Idle(asyncio.Transport):
+    """Sends nowhere; what is received is up to the test."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        super().__init__({"socket": sock})
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Nobody reads it."""
+
+    def abort(self) -> None:
+        """Nothing is open."""
+
+
+async def test_blocks_that_somebody_takes_at_once_are_not_given_out_and_all_others_are_in_order(
+    client: Upstream,
+) -> None:
+    events = [b"data: %d\n\n" % number for number in range(6)]
+    taken: list[bytes] = []
+
+    def take(block: bytes) -> bool:
+        if block != events[3]:
+            taken.append(block)
+        return block != events[3]
+
+    async def read() -> list[bytes]:
+        return [block async for block in reply.events()]
+
+    wire = Wire()
+    with socket.socket() as sock:
+        wire.connection_made(Idle(sock))
+        sending = asyncio.create_task(wire.send(b"request"))
+        await asyncio.sleep(0)
+        wire.data_received(OK + b"transfer-encoding: chunked\r\n\r\n")
+        reply = Reply(client, Target("host", 1, is_tls=False), wire, await sending)
+        reply.pass_to(take)
+        reading = asyncio.create_task(read())
+        for piece in (events[0], events[1], b"data:", b" 2\n\n", events[3], events[4] + events[5]):
+            await asyncio.sleep(0)
+            wire.data_received(b"%x\r\n%b\r\n" % (len(piece), piece))
+        wire.data_received(b"0\r\n\r\n")
+        assert await reading == [events[2], events[3]]
+        assert taken == [events[0], events[1], events[4] + events[5]]
+        assert repr(client) == "<Upstream 1 idle connections>"
