@@ -21,6 +21,10 @@ from kvrelay.router.template import ChatTemplate, read_template
 INLINE_CHARS = 2_000
 """A request whose texts are up to this long in all (about 1 ms) is encoded on the loop: a thread hop costs as much."""
 
+LOOKUP_CHARS = 32_000
+"""A request whose texts are up to this long in all is looked up on the loop, which takes 1 to 2 ms, if hardly any of it
+has to be encoded: a thread would hold Python's lock meanwhile, and the hop to it comes on top."""
+
 MESSAGE_CHARS = 40
 """What the template of one message costs, as characters: thousands of empty messages take long as well."""
 
@@ -78,16 +82,24 @@ class Tokens:
 
     async def encode_all(self, texts: list[str], *, special: bool) -> list[list[int]]:
         """Ids of each text, with other requests' texts between them when they are long in all."""
-        if sum(map(len, texts)) <= INLINE_CHARS:
+        chars = sum(map(len, texts))
+        if chars <= INLINE_CHARS:
             return [self._encode(text, special) for text in texts]
+        known = [self._encoder.known(text, special=special) for text in texts] if chars <= LOOKUP_CHARS else [None]
+        looked_up = [ids for ids in known if ids is not None]
+        if len(looked_up) == len(texts):
+            return looked_up
         return [await self._away(self._encode, text, special) for text in texts]
 
     async def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
         """Ids of a templated chat that asks for an answer. Raises ``Malformed`` when the template refuses it."""
         chars = sum(MESSAGE_CHARS + len(message["content"]) for message in messages)
-        if chars <= INLINE_CHARS:
-            return self._encode(self._template.render(messages), False)
-        return await self._away(self._encode, await self._away(self._template.render, messages), False)
+        if chars > LOOKUP_CHARS or MESSAGE_CHARS * len(messages) > INLINE_CHARS:
+            return await self._away(self._encode_chat, messages)
+        return await self.encode(self._template.render(messages), special=False)
+
+    def _encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
+        return self._encode(self._template.render(messages), False)
 
     def _encode(self, text: str, special: bool) -> list[int]:
         return self._encoder.encode(text, special=special)

@@ -84,7 +84,18 @@ TEXTS = st.one_of(st.lists(PARTS, max_size=40).map("".join), st.text(max_size=60
 @settings(max_examples=150, deadline=None)
 @given(text=TEXTS, special=st.booleans())
 def test_any_text_gets_the_ids_of_the_whole(kind: str, text: str, special: bool) -> None:
-    assert KNOWING[kind].encode(text, special=special) == Whole(TOKENIZERS[kind]).encode(text, special=special)
+    whole = Whole(TOKENIZERS[kind]).encode(text, special=special)
+    assert KNOWING[kind].known(text, special=special) in (None, whole)
+    assert KNOWING[kind].encode(text, special=special) == whole
+
+
+def test_a_text_is_only_looked_up_when_hardly_any_of_it_is_new() -> None:
+    knowing = Pieces(TOKENIZERS["GPT-2"])
+    text = " ".join(WORDS)
+    long = "x" * (pieces.LITTLE_CHARS + 1)
+    assert knowing.known(f"{text} {long}", special=True) is None
+    assert knowing.known(f"{text} news", special=True) == knowing.encode(f"{text} news", special=True)
+    assert Whole(TOKENIZERS["GPT-2"]).known(text, special=True) is None
 
 
 @settings(max_examples=150, deadline=None)
