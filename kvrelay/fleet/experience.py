@@ -25,6 +25,11 @@ ENOUGH_HANDOFFS = 8
 OWN_AFTER = 8
 """Observations after which a worker's own law is believed. Before, its kind's is: else who was tried first would look
 faster than those whose seed is too slow, and they would never be tried."""
+MOST_UNREAD = 256
+"""Observations that are kept to be learned later."""
+KIND_FIRST, KIND_EVERY = 64, 4
+"""A kind learns from its workers' first observations and then from one in four: it hears of several of them, and what
+it knows is for those that are still to come."""
 MAX_KINDS = 256
 MAX_MODELS = 256
 """Models whose answers' lengths are remembered."""
@@ -45,6 +50,11 @@ def kind_of(engine: Engine) -> str:
     return hashlib.blake2b(msgspec.json.encode((engine.fingerprint, engine.device)), digest_size=8).hexdigest()
 
 
+def _is_told(seen: int) -> bool:
+    """Whether a worker's observation number ``seen`` goes to its kind as well."""
+    return seen <= KIND_FIRST or seen % KIND_EVERY == 0
+
+
 class Experience:
     """Laws by worker, each of which begins as an heir of its kind's."""
 
@@ -55,6 +65,8 @@ class Experience:
         """By name: kind and law."""
         self._rates = {law: RateBook() for law in Law}
         self._output_tokens: dict[str, float] = {}
+        self._unread: list[tuple[str, Callable[[Perf], Perf]]] = []
+        """What was seen of whom and is not learned yet."""
         self.handoffs = 0
         """Requests over two workers whose first token was seen."""
 
@@ -67,6 +79,7 @@ class Experience:
 
     def join(self, worker: WorkerInfo) -> None:
         """A worker registers; it keeps what was learned of it unless it became another kind."""
+        self.study()
         kind = kind_of(worker.engine)
         known = self._workers.get(worker.name)
         if kind not in self._kinds:
@@ -107,12 +120,29 @@ class Experience:
         return tuple(name for name, law in laws if not law.seen)
 
     def _law(self, law: Law, worker: str) -> Fit:
+        self.study()
         kind, own = self._workers[worker]
         fit = law.of(own)
         return fit if fit.seen >= OWN_AFTER else law.of(self._kinds[kind])
 
     def saw(self, worker: str, learn: Callable[[Perf], Perf]) -> None:
-        """``learn`` puts what ``worker`` did into its own law and into its kind's."""
+        """``learn`` puts what ``worker`` did into its own law and into its kind's, before anybody asks for them."""
+        self._unread.append((worker, learn))
+        if len(self._unread) >= MOST_UNREAD:
+            self.study()
+
+    def study(self) -> None:
+        """Learn now what was seen, which takes longer than to note it: nobody waits for its answer when this is called.
+
+        Who asks for a law has it learned first, so that it makes no difference to any choice.
+        """
+        if not self._unread:
+            return
+        unread, self._unread = self._unread, []
+        for worker, learn in unread:
+            self._learn(worker, learn)
+
+    def _learn(self, worker: str, learn: Callable[[Perf], Perf]) -> None:
         if worker not in self._workers:
             return
         kind, before = self._workers[worker]
@@ -123,10 +153,11 @@ class Experience:
             known = {law.value: law.of(self._kinds[kind]).heir() for law in first}
             own = learn(msgspec.structs.replace(before, **known))
         self._workers[worker] = (kind, own)
-        self._kinds[kind] = learn(self._kinds[kind])
-        for law in Law:
-            if law.of(own) is not law.of(before):
-                self._write(law, worker)
+        news = [law for law in Law if law.of(own) is not law.of(before)]
+        if any(_is_told(law.of(own).seen) for law in news):
+            self._kinds[kind] = learn(self._kinds[kind])
+        for law in news:
+            self._write(law, worker)
 
     def _write(self, law: Law, worker: str) -> None:
         kind, perf = self._workers[worker]
@@ -136,6 +167,7 @@ class Experience:
 
     def rates(self, law: Law, workers: Iterable[str]) -> list[Rates]:
         """Of each of them. Raises KeyError for one that never joined."""
+        self.study()
         return self._rates[law].of(workers)
 
     def output_tokens(self, model: str, at_most: float) -> float:
@@ -151,6 +183,7 @@ class Experience:
 
     def keep_only(self, workers: Iterable[str]) -> None:
         """Forget workers that nobody knows any more; their kind remembers."""
+        self.study()
         for worker in self._workers.keys() - set(workers):
             self._forget(worker)
 
@@ -162,6 +195,7 @@ class Experience:
 
     def learned(self) -> Learned:
         """What to keep for the next router."""
+        self.study()
         return Learned(
             kinds=dict(self._kinds),
             ways=self._links.known(),

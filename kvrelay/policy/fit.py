@@ -72,11 +72,11 @@ class Fit(Value, frozen=True, kw_only=True):
         if not (0.0 < seconds < math.inf and 0.0 < seeded < math.inf and predicted > 0.0):
             return self
         error, limit = math.log(seconds / predicted), self._limit()
-        learned = self._learn(amounts, predicted * math.exp(max(-limit, min(limit, error))), seconds / seeded)
-        learned = msgspec.structs.replace(learned, errors=(*self.errors, error)[-KEPT:], seen=self.seen + 1)
+        believed_s = predicted * math.exp(max(-limit, min(limit, error)))
+        learned = self._learn(amounts, believed_s, seconds / seeded, error)
         return learned._renewed() if learned._changed(limit) else learned
 
-    def _learn(self, amounts: Sequence[float], seconds: float, ratio: float) -> Fit:
+    def _learn(self, amounts: Sequence[float], seconds: float, ratio: float, error: float) -> Fit:
         shares = [amount / seconds for amount in amounts]
         normal = tuple(
             tuple(FORGETTING * known + one * other for known, other in zip(row, shares, strict=True))
@@ -86,7 +86,15 @@ class Fit(Value, frozen=True, kw_only=True):
         ratios = (*self.ratios, math.log(ratio))[-KEPT:]
         scale = math.exp(quantile_of(ratios, 0.5))
         rates = _solve([scale * rate for rate in self.seed], self.rates, normal, pull)
-        return msgspec.structs.replace(self, rates=rates, normal=normal, pull=pull, ratios=ratios)
+        return Fit(
+            seed=self.seed,
+            rates=rates,
+            normal=normal,
+            pull=pull,
+            ratios=ratios,
+            errors=(*self.errors, error)[-KEPT:],
+            seen=self.seen + 1,
+        )
 
     def _limit(self) -> float:
         """Largest error, as a logarithm, that is believed as it is."""

@@ -26,12 +26,15 @@ from kvrelay.router.switchboard import Switchboard
 from kvrelay.router.telemetry import Telemetry
 from kvrelay.router.tokens import Tokens
 from kvrelay.router.upstream import Upstream
-from kvrelay.types import RequestFacts, Stage, WorkerInfo
+from kvrelay.types import Fingerprint, PageName, RequestFacts, Stage, WorkerInfo
 
 log = logging.getLogger("kvrelay.router")
 
 COPY_EVERY_S = 1.0
 """How often running answers are looked at for pages to copy: naming them takes some microseconds each."""
+
+MAX_ROOTS = 4096
+"""Roots of page names that are remembered: one for each tenant and kind of worker."""
 
 
 class Desk:
@@ -59,6 +62,8 @@ class Desk:
         self._resumes = resumes
         self._defaults = defaults or Defaults()
         self._open: dict[str, Exchange] = {}
+        self._known_roots: dict[tuple[PageName, str], PageName] = {}
+        """By kind and salt: to hash one anew takes as long as to name a short prompt."""
         self._turn = 0
         self._looked_s = 0.0
 
@@ -152,9 +157,18 @@ class Desk:
     def _roots(self, model: str, salt: str) -> Roots:
         """How workers of ``model`` name the pages of a tenant."""
         return {
-            kind: (root_name(fingerprint, salt=salt), fingerprint.format.page_tokens)
+            kind: (self._root(kind, fingerprint, salt), fingerprint.format.page_tokens)
             for kind, fingerprint in self._brain.namings(model, self._clock()).items()
         }
+
+    def _root(self, kind: PageName, fingerprint: Fingerprint, salt: str) -> PageName:
+        """``kind`` is what the root would be without a salt."""
+        root = self._known_roots.get((kind, salt))
+        if root is None:
+            if len(self._known_roots) >= MAX_ROOTS:
+                self._known_roots.clear()
+            root = self._known_roots[kind, salt] = root_name(fingerprint, salt=salt)
+        return root
 
     def tick(self) -> None:
         """Time passed: who waits for a worker that will not write any more?"""
@@ -210,3 +224,4 @@ class Desk:
         is_broken = exchange.broken and status != CLIENT_CLOSED
         self._telemetry.observe(exchange.close(502 if is_broken else status))
         self.obey(self._brain.admit_waiting(self._clock()))
+        self._brain.experience.study()
