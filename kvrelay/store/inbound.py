@@ -133,7 +133,7 @@ class Inbound:
         )
         if transfer is not None:
             self._lent |= message.direct
-            self._incoming[transfer.id] = Incoming(
+            incoming = self._incoming[transfer.id] = Incoming(
                 transfer,
                 shelf,
                 message.names,
@@ -143,6 +143,7 @@ class Inbound:
                 lends=message.direct,
                 codec=self._codecs.accept(message.codec, message.format),
             )
+            incoming.begin(self._clock())
         return transfer is not None
 
     async def _offered(self, message: PushPages) -> None:

@@ -53,7 +53,7 @@ class Incoming:
         self._writer = writer
         self._wanted = Wanted(len(names), shelf.arena.format.layers)
         self._kept: dict[int, Page] = {}
-        """Offered pages that were here already, pinned: room for the others is never made by evicting these."""
+        """Pages of the prompt that were here already, pinned: room for the others is never made by evicting these."""
         self._lent: list[Page] = []
         """Pages that were given up while the sender may still write into their slots."""
 
@@ -80,12 +80,17 @@ class Incoming:
 
     # ------------------------------------------------------------ offers
 
+    def begin(self, now: float) -> None:
+        """Keep what is here, before the first offer: those of a long prompt come one after the other."""
+        self._keep(list(range(len(self._names))), now)
+
     def want(self, offered: list[int], shards: int, now: float) -> tuple[list[int], list[SlotRef]]:
         """Make room for the pages that are lacking here; which of them should be sent, and their slots."""
         catalog, names, positions = self._keeper.catalog, self._names, np.array(offered, np.int64)
         tokens = dict(zip(offered, self._tokens(positions).tolist(), strict=True))
         if not self.transfer.is_open:
             return [], []
+        self._keeper.transfers.offered(self.transfer, self.names(offered))
         unasked = positions[self._wanted.rows(positions) == 0].tolist()
         lacking = self._keep(unasked, now)
         refs = catalog.take(self._shelf, len(lacking), now)

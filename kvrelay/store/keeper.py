@@ -198,6 +198,7 @@ class Keeper:
 
     def no_more(self, transfer: Transfer, now: float) -> None:
         """The sender of a transfer is through: only pages that others are bringing may still come."""
+        self.transfers.offers_no_more(transfer)
         lacking = [name for name in transfer.expected if self.catalog.find(name) is None]
         self.transfers.give_up(transfer, lacking, now)
 

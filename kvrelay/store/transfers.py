@@ -42,6 +42,8 @@ class Transfer:
     expires: float
     expected: set[PageName] = field(default_factory=set)
     """Pages that are not complete here and may still come."""
+    unoffered: set[PageName] = field(default_factory=set)
+    """Pages that another store has still to offer: they may come from there, whoever else gives them up."""
     is_short: bool = False
     """A page will not come."""
     outcome: Stage | None = None
@@ -99,6 +101,7 @@ class Transfers:
         self._transfers[id] = transfer
         if way is not Way.OUT:
             transfer.expected = self._lacking(transfer.names)
+            transfer.unoffered = set(transfer.expected) if way is Way.IN else set()
             self._await(transfer)
             self._settle(transfer, now)
         return transfer
@@ -128,10 +131,17 @@ class Transfers:
 
     def page_gone(self, name: PageName, now: float) -> None:
         """A page on its way was given up, and no other copy of it is being made."""
-        for transfer in self._awaited.pop(name, ()):
-            transfer.expected.discard(name)
-            transfer.is_short = True
-            self._settle(transfer, now)
+        for transfer in self._awaited.get(name, ()):
+            if name not in transfer.unoffered:
+                self.give_up(transfer, (name,), now)
+
+    def offered(self, transfer: Transfer, names: Iterable[PageName]) -> None:
+        """Its sender offered these: it sends those that were wanted then, and none again."""
+        transfer.unoffered.difference_update(names)
+
+    def offers_no_more(self, transfer: Transfer) -> None:
+        """Its sender is through."""
+        transfer.unoffered.clear()
 
     def give_up(self, transfer: Transfer, names: Iterable[PageName], now: float) -> None:
         """These pages will not come through ``transfer``."""
@@ -218,7 +228,7 @@ class Transfers:
     def _close(self, transfer: Transfer, now: float) -> None:
         for name in transfer.expected:
             self._forget_wait(transfer, name)
-        transfer.expected, transfer.names = set(), ()
+        transfer.expected, transfer.unoffered, transfer.names = set(), set(), ()
         transfer.expires = now + TRANSFER_TTL_S
 
     def _await(self, transfer: Transfer) -> None:

@@ -16,9 +16,10 @@ from kvrelay.store.arena import SlotState, checksums
 from kvrelay.store.incoming import Incoming
 from kvrelay.store.keeper import Keeper
 from kvrelay.store.landing import Landing
+from kvrelay.store.page import Writer
 from kvrelay.store.transfers import Way
 from kvrelay.store.wanted import Wanted
-from kvrelay.types import Codec
+from kvrelay.types import Codec, Stage
 from tests.store.conftest import FORMAT, STRIDE, manifest, page_name, payload
 
 SEGMENT = FORMAT.segment_bytes
@@ -29,8 +30,8 @@ class Receiver:
     """A store to which a prompt of whole pages is pushed, told by hand what its link received."""
 
     def __init__(self, pages: int, codec: Codec = Codec.RAW, slots: int = 64) -> None:
-        events: list[TransferEvent] = []
-        self.keeper = Keeper("d", StoreConfig(arena_bytes=slots * STRIDE), 1, events.append)
+        self.events: list[TransferEvent] = []
+        self.keeper = Keeper("d", StoreConfig(arena_bytes=slots * STRIDE), 1, self.events.append)
         shelf = self.keeper.room.shelf(FORMAT)
         self.writer = self.keeper.join("peer p", 0.0)
         names = [page_name(number) for number in range(pages)]
@@ -67,6 +68,23 @@ class Receiver:
                 shelf.arena.publish(ref, layer, 0)
         self.keeper.progress(0.0)
 
+    def receive_all(self, offered: list[int]) -> None:
+        """A sender offers these, and sends what is wanted of them."""
+        wanted, _ = self.incoming.want(offered, 1, 0.0)
+        if wanted:
+            self.receive(*[(page, layer) for page in wanted for layer in LAYERS])
+
+    def somebody_fills(self, number: int) -> Writer:
+        """Another writer begins a page."""
+        writer = self.keeper.join("peer q", 0.0)
+        (ref,) = self.keeper.catalog.grant(writer, self.keeper.room.shelf(FORMAT), 1, 0.0)
+        self.keeper.begin(writer, NewPage(page_name(number), ref, 8), None, 0.0)
+        return writer
+
+    @property
+    def stages(self) -> list[Stage]:
+        return [event.stage for event in self.events]
+
     def states(self, *numbers: int) -> list[SlotState | None]:
         pages = [self.keeper.catalog.find(page_name(number)) for number in numbers]
         return [None if page is None else page.state for page in pages]
@@ -96,6 +114,47 @@ def test_room_for_the_rest_of_a_prompt_is_not_made_by_evicting_what_is_here_of_i
     assert receiver.states(10, 11, 12, 13, 14) == [None] * 3 + [SlotState.COMPLETE] * 2
     assert receiver.incoming.want([0, 1, 2], 1, 0.0)[0] == []
     receiver.end(1.0)
+
+
+def test_pages_that_have_yet_to_be_offered_are_kept_while_room_is_made_for_those_before_them() -> None:
+    receiver = Receiver(6, slots=8)
+    receiver.has(3, 4, 5, 10, 11, 12, 13, 14)
+    receiver.incoming.begin(0.0)
+    assert receiver.incoming.want([0, 1, 2], 1, 0.0)[0] == [0, 1, 2]
+    assert receiver.states(3, 4, 5) == [SlotState.COMPLETE] * 3
+    assert receiver.states(10, 11, 12, 13, 14) == [None] * 3 + [SlotState.COMPLETE] * 2
+    assert receiver.incoming.want([3, 4, 5], 1, 0.0)[0] == []
+    receiver.end(1.0)
+
+
+def test_a_page_that_another_gave_up_comes_from_the_sender_that_has_yet_to_offer_it() -> None:
+    receiver = Receiver(4)
+    other = receiver.somebody_fills(3)
+    receiver.receive_all([0, 1])
+    receiver.keeper.leave(other, 0.0, quarantine_s=0)
+    receiver.receive_all([2, 3])
+    assert receiver.states(0, 1, 2, 3) == [SlotState.COMPLETE] * 4
+    assert receiver.stages == [Stage.ARRIVED]
+    receiver.end(0.0)
+
+
+def test_a_page_that_another_gave_up_does_not_come_after_the_sender_was_told_to_keep_it() -> None:
+    receiver = Receiver(2)
+    other = receiver.somebody_fills(1)
+    receiver.receive_all([0, 1])
+    receiver.keeper.leave(other, 0.0, quarantine_s=0)
+    assert receiver.stages == [Stage.FAILED]
+    receiver.end(0.0)
+
+
+def test_a_page_that_another_gave_up_does_not_come_from_a_sender_that_is_through() -> None:
+    receiver = Receiver(2)
+    other = receiver.somebody_fills(1)
+    receiver.receive_all([0])
+    receiver.incoming.end("", 0.0)
+    assert receiver.stages == []
+    receiver.keeper.leave(other, 0.0, quarantine_s=0)
+    assert receiver.stages == [Stage.FAILED]
 
 
 def test_a_page_is_given_up_for_one_bad_part_beside_a_good_one_in_the_same_message() -> None:
