@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from itertools import islice
 
 from kvrelay.policy.patience import stands_back
 from kvrelay.types import Value
@@ -80,7 +81,7 @@ class Backlog:
             self._expire(now)
         if not self._promises:
             return 0.0
-        head, *others = self._promises.values()
+        head = next(iter(self._promises.values()))
         left_s = head.seconds - max(0.0, now - self._head_since_s)
         if left_s < 0.0:
             # Late: what takes longer than was predicted is expected to take as long again. Its worker may hang.
@@ -88,7 +89,8 @@ class Backlog:
         if own_s == math.inf:
             return self._sum_s - head.seconds + left_s
         first_s = min(left_s, head.step_s / 2) if head.step_s and stands_back(left_s, own_s) else left_s
-        return first_s + sum(other.seconds for other in others if not stands_back(other.seconds, own_s))
+        others = islice(self._promises.values(), 1, None)
+        return first_s + sum([other.seconds for other in others if not stands_back(other.seconds, own_s)])
 
     def _expire(self, now: float) -> None:
         while self._promises:

@@ -18,7 +18,7 @@ from kvrelay.fleet.loads import DecodeReservation, Loads, PrefillReservation
 from kvrelay.fleet.rates import Law
 from kvrelay.fleet.reach import Reach, Sight
 from kvrelay.fleet.workers import Fleet, Handoff
-from kvrelay.policy.cost import Item, Offers, Prompt, Readers, Ways, Writers, uncached_tokens
+from kvrelay.policy.cost import Hints, Item, Prompt, Readers, Ways, Writers, uncached_tokens
 from kvrelay.policy.perf import Rates, beside_an_answer, prefill_seconds
 from kvrelay.policy.route import Decision, choose
 from kvrelay.types import Engine, PromptNames, Role, Value, WorkerInfo
@@ -217,7 +217,7 @@ class Chooser:
 
     def _readers(self, place: Place, sight: Sight, prompt: Prompt, now: float) -> Readers:
         names, offers = place.names, self._reach.offers(place, sight, prompt.tokens, now)
-        rates, hints = self._experience.rates(Law.PREFILL, names), offers.hints
+        rates, hints = self._experience.rates(Law.PREFILL, names), offers.hints()
         queue_s, passed = self._queues(place, rates, hints, prompt.tokens, now)
         return Readers(
             names=names,
@@ -227,20 +227,21 @@ class Chooser:
             offers=offers,
             hints=hints,
             token_bytes=place.token_bytes,
-            last_chosen=list(map(self._loads.last_chosen, names)),
+            last_chosen=self._loads.last_chosen(names),
         )
 
     def _queues(
-        self, place: Place, rates: Sequence[Rates], hints: Offers, asked: int, now: float
+        self, place: Place, rates: Sequence[Rates], hints: Hints, asked: int, now: float
     ) -> tuple[list[float], list[int]]:
         """Waits, and how many prompts stand back, by worker."""
         loads, queues_s, passed = self._loads, [0.0] * len(place.names), [0] * len(place.names)
+        busy, cached = loads.busy(), hints.most_tokens()
         for at, name in enumerate(place.names):
-            if not loads.prompts(name) and not loads.held_s(name):
+            if name not in busy:
                 continue
             own_s = math.inf
             if place.lets_pass[at]:
-                new = max(1.0, asked - max([tokens for _, tokens, _ in hints[at]]))
+                new = max(1.0, asked - cached[at])
                 own_s = prefill_seconds(rates[at], new, asked - new)
                 passed[at] = loads.passed(name, own_s)
             queues_s[at] = loads.wait_s(name, now, own_s) + loads.held_s(name, own_s)

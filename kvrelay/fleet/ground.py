@@ -4,8 +4,9 @@ comes or goes, since comparing all pairs takes longer than to choose one."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from kvrelay.fleet.breakers import Breakers
@@ -45,6 +46,20 @@ class Place:
     page_bytes: tuple[int, ...]
     token_bytes: tuple[int, ...]
     """Sizes of each one's pages, and KV of one token."""
+
+    @cached_property
+    def _holders(self) -> dict[str, list[int]]:
+        """Positions of each worker, and of those beside each store, by their names in the index."""
+        found: dict[str, list[int]] = {}
+        for at, holders in enumerate(zip(self.names, self.store_keys, strict=True)):
+            for holder in holders:
+                found.setdefault(holder, []).append(at)
+        return found
+
+    def reach(self, worker: str | None, stores: Iterable[str]) -> Iterator[int]:
+        """Positions of those that have what ``worker`` or one of ``stores`` has."""
+        for holder in (worker, *stores) if worker is not None else stores:
+            yield from self._holders.get(holder, ())
 
 
 @dataclass(frozen=True)

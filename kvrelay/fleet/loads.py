@@ -56,6 +56,7 @@ class Loads:
         """Of ``sequences``, those whose worker was asked for them: before, nothing that it does delays them."""
         self.links = Links()
         self._backlogs: defaultdict[str, Backlog] = defaultdict(Backlog)
+        """Of those that have one."""
         self._held: defaultdict[str, dict[str, float]] = defaultdict(dict)
         """Predicted seconds of prompts that their worker is not asked for yet, by worker and transfer: it does not
         compute them meanwhile."""
@@ -69,8 +70,9 @@ class Loads:
         legs, sequences = self.prefill_legs.total(), self.sequences.total()
         return f"<Loads {legs} prefill legs, {sequences} sequences>"
 
-    def last_chosen(self, worker: str) -> int:
-        return self._chosen.get(worker, 0)
+    def last_chosen(self, workers: Iterable[str]) -> list[int]:
+        """Order of each one's last choice; 0: it was never chosen."""
+        return [self._chosen.get(worker, 0) for worker in workers]
 
     def wait_s(self, worker: str, now: float, own_s: float = math.inf) -> float:
         """Seconds by which promised prompts delay one that comes to ``worker`` now; see ``Backlog.wait_s``."""
@@ -91,6 +93,10 @@ class Loads:
         backlog = self._backlogs.get(worker)
         return len(backlog) if backlog else 0
 
+    def busy(self) -> set[str]:
+        """Workers with prompts to compute, or for which some are held back; all others are idle."""
+        return self._backlogs.keys() | self._held.keys()
+
     def usually_running(self, worker: str) -> float:
         """How many ran there, by the choices of the recent past."""
         return self._usual.get(worker, 0.0)
@@ -110,20 +116,34 @@ class Loads:
     def hold(self, reservation: PrefillReservation, now: float) -> None:
         """A prompt that was promised to a worker is not sent yet."""
         self._held[reservation.worker][reservation.key] = reservation.seconds
-        self._backlogs[reservation.worker].remove(reservation.key, now)
+        self._computed(reservation.worker, reservation.key, now)
 
     def send(self, reservation: PrefillReservation, now: float) -> None:
         """A prompt that was held is sent: it comes behind those that are there."""
-        del self._held[reservation.worker][reservation.key]
+        self._let_go(reservation)
         self._backlogs[reservation.worker].add(reservation.key, _promise(reservation), now)
 
     def release_prefill(self, reservation: PrefillReservation, now: float) -> None:
         worker = reservation.worker
         self.prefill_legs[worker] -= 1
         self.queued_tokens[worker] -= reservation.tokens
-        self._held[worker].pop(reservation.key, None)
-        self._backlogs[worker].remove(reservation.key, now)
+        self._let_go(reservation)
+        self._computed(worker, reservation.key, now)
         self.links.promise(reservation.source, reservation.target, -reservation.bytes)
+
+    def _let_go(self, reservation: PrefillReservation) -> None:
+        held = self._held.get(reservation.worker)
+        if held is not None:
+            held.pop(reservation.key, None)
+            if not held:
+                del self._held[reservation.worker]
+
+    def _computed(self, worker: str, key: str, now: float) -> None:
+        backlog = self._backlogs.get(worker)
+        if backlog is not None:
+            backlog.remove(key, now)
+            if not backlog:
+                del self._backlogs[worker]
 
     def reserve_decode(self, reservation: DecodeReservation, now: float) -> None:
         worker = reservation.worker
@@ -145,8 +165,7 @@ class Loads:
 
     def computed(self, reservation: DecodeReservation, now: float) -> None:
         """D wrote the first token, so the prompt that it was to compute itself is done."""
-        if reservation.worker in self._backlogs:
-            self._backlogs[reservation.worker].remove(reservation.key, now)
+        self._computed(reservation.worker, reservation.key, now)
 
     def release_decode(self, reservation: DecodeReservation, now: float) -> None:
         self.sequences[reservation.worker] -= reservation.sequences
@@ -188,9 +207,9 @@ class Loads:
                 raise AssertionError(f"reserved {dict(mine)}, but open reservations add up to {dict(theirs)}")
         if any(not 0 <= running <= self.sequences[worker] for worker, running in self.running.items()):
             raise AssertionError(f"{dict(self.running)} run of {dict(self.sequences)}")
-        for worker, backlog in self._backlogs.items():
-            theirs_too = expected._backlogs[worker]
-            held = self._held[worker].keys()
+        for worker in {*self._backlogs, *(leg.worker for leg in legs)}:
+            backlog, theirs_too = self._backlogs.get(worker, Backlog()), expected._backlogs[worker]
+            held = self._held.get(worker, {}).keys()
             sent = {leg.key for leg in legs if leg.worker == worker} - held
             if not sent <= backlog.keys() <= theirs_too.keys() - held:
                 raise AssertionError(f"{worker} has {backlog!r}, but open reservations make {theirs_too!r}")

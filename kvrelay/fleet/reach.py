@@ -12,11 +12,11 @@ from kvrelay.fleet.ground import Place
 from kvrelay.fleet.holdings import Depths
 from kvrelay.fleet.holds import Holds
 from kvrelay.fleet.index import store_name
-from kvrelay.fleet.links import Links, Quickest
+from kvrelay.fleet.links import Links
 from kvrelay.fleet.pulls import Pulls
 from kvrelay.fleet.underway import Underway, Work
 from kvrelay.fleet.workers import Fleet
-from kvrelay.policy.cost import Kind, Offer, Source
+from kvrelay.policy.cost import Coming, Hints, Kind, Offer, Source
 from kvrelay.policy.patience import HOLD_S
 from kvrelay.types import PageName, PromptNames
 
@@ -119,10 +119,33 @@ class PlaceOffers:
     def __repr__(self) -> str:
         return f"<PlaceOffers to {len(self._place.names)} workers>"
 
-    @property
     def hints(self) -> Hints:
-        """A fast way to tell that a worker's offers cannot be good."""
-        return Hints(self._place, self._sight, self._links.quickest)
+        """No worse than the real ones: what is at hand needs no loading, the rest comes the fastest way."""
+        place, sight = self._place, self._sight
+        at_hand, stored, coming = [0.0] * len(place.names), [0] * len(place.names), list[Coming]()
+        for root, members in place.kinds.items():
+            by_holder, page_tokens = sight.depths.get(root, {}), place.page_tokens[members[0]]
+            for at in members if by_holder else ():
+                stored[at] = there = by_holder.get(place.store_keys[at], 0)
+                at_hand[at] = page_tokens * max(there, by_holder.get(place.names[at], 0))
+            for work, pages in sight.works.get(root, ()):
+                for at in place.reach(work.worker, work.stores):
+                    if place.roots[at] == root:
+                        at_hand[at] = max(at_hand[at], pages * page_tokens)
+            coming += self._comes(root, members)
+        return Hints(at_hand, stored, coming)
+
+    def _comes(self, root: PageName, members: Sequence[int]) -> Iterator[Coming]:
+        place, quickest = self._place, self._links.quickest
+        page_tokens, page_bytes = place.page_tokens[members[0]], place.page_bytes[members[0]]
+        for _, _, pages in self._sight.peers.get(root, ()):
+            yield Coming(
+                to=members,
+                pages=pages,
+                tokens=pages * page_tokens,
+                first_s=HOLD_S + quickest.latency_s,
+                page_s=quickest.s_per_byte * page_bytes,
+            )
 
     def __getitem__(self, at: int, /) -> list[Offer]:
         place, sight = self._place, self._sight
@@ -175,33 +198,3 @@ class PlaceOffers:
     def _may_push(self, source: str, target: str) -> bool:
         cools = bool(self._sight.cooling) and (source, target) in self._sight.cooling
         return not cools and self._fleet.stores.is_usable(target, self._now)
-
-
-class Hints:
-    """``cost.Offers`` no worse than the real ones: what is at hand needs no loading, the rest comes the fastest way."""
-
-    def __init__(self, place: Place, sight: Sight, quickest: Quickest) -> None:
-        self._place = place
-        self._sight = sight
-        self._quickest = quickest
-
-    def __repr__(self) -> str:
-        return f"<Hints for {len(self._place.names)} workers>"
-
-    def __getitem__(self, at: int, /) -> list[Offer]:
-        place, sight = self._place, self._sight
-        root, page_tokens = place.roots[at], place.page_tokens[at]
-        by_holder = sight.depths.get(root, {})
-        held, stored = by_holder.get(place.names[at], 0), by_holder.get(place.store_keys[at], 0)
-        own = max(held, stored)
-        found: list[Offer] = [(ENGINE, own * page_tokens, 0.0)]
-        for work, pages in sight.works.get(root, ()):
-            if place.names[at] == work.worker or place.store_keys[at] in work.stores:
-                found.append((ENGINE, pages * page_tokens, 0.0))
-        for source, _, pages in sight.peers.get(root, ()):
-            if pages > own:
-                # But for the last one, which may be a part of a page and is not pulled.
-                moving_bytes = max(0, pages - 1 - stored) * place.page_bytes[at]
-                there_s = HOLD_S + self._quickest.latency_s + self._quickest.s_per_byte * moving_bytes
-                found.append((source, pages * page_tokens, there_s))
-        return found

@@ -1,6 +1,6 @@
 """What every choice costs, in seconds, item by item. It must never read the fleet itself.
 
-One worker at a time, in plain numbers: a choice prices few of all pairs, and arrays take longer for a few workers.
+One worker at a time, in plain numbers: a choice prices few of all pairs. ``bounds`` tells which.
 """
 
 from __future__ import annotations
@@ -13,9 +13,6 @@ from typing import NamedTuple, Protocol
 
 from kvrelay.policy.perf import Rates, prefill_seconds, step_seconds
 from kvrelay.types import Value
-
-MIN_FREE_SHARE = 0.01
-"""Free KV share below which the price of a block stops rising: an overfull worker stays comparable."""
 
 EFFORT_SHARE = 0.1
 """Price of a second that a prefill worker computes. At zero, prompts with one prefix that come at once would all be
@@ -101,6 +98,37 @@ class Offers(Protocol):
         """At least one."""
 
 
+class Coming(NamedTuple):
+    """A prefix that some workers could have a while later, brought the fastest way there is."""
+
+    to: Sequence[int]
+    """Positions of those workers."""
+    pages: int
+    tokens: float
+    first_s: float
+    page_s: float
+    """Seconds that it takes at least: once, and for each page that the worker's node lacks. The last page may be a part
+    of one, and is not brought."""
+
+
+class Hints(NamedTuple):
+    """What is known of ``Offers`` without a look at each worker: none of them is better than the best of this."""
+
+    at_hand: Sequence[float]
+    """Tokens that each worker could have at once,"""
+    stored: Sequence[int]
+    """and pages that its node has."""
+    coming: Sequence[Coming]
+
+    def most_tokens(self) -> list[float]:
+        """The longest prefix that each worker could have."""
+        most = list(self.at_hand)
+        for prefix in self.coming:
+            for at in prefix.to:
+                most[at] = max(most[at], prefix.tokens)
+        return most
+
+
 @dataclass(frozen=True, slots=True)
 class Readers:
     """Workers that could compute this prompt, one column each."""
@@ -113,8 +141,7 @@ class Readers:
     """Prompts that stand back for this one: while it is computed, none of them is."""
     offers: Offers
     """What each could take; the first is what it holds already. Of equals the first one is taken."""
-    hints: Offers
-    """What is known before ``offers`` are: nothing that they have is better than the best of these."""
+    hints: Hints
     token_bytes: Sequence[float]
     """KV of one token as each worker writes it, all layers."""
     last_chosen: Sequence[int]
@@ -185,29 +212,16 @@ def read(prompt: Prompt, readers: Readers, at: int, price: float = 1.0) -> Readi
 
     ``price``: of a second of prefill, its own second included.
     """
-    _, (source, tokens, _), wait_s, prefill_s = _best(prompt, readers, at, price, readers.offers[at])
-    return Reading(source, prompt.tokens - max(1.0, prompt.tokens - tokens), wait_s, prefill_s)
-
-
-def least_read_s(prompt: Prompt, readers: Readers, at: int, price: float = 1.0) -> float:
-    """``read`` costs no less than this, whatever the worker's offers are: its wait, and the priced prefill."""
-    return _best(prompt, readers, at, price, readers.hints[at])[0]
-
-
-def _best(
-    prompt: Prompt, readers: Readers, at: int, price: float, offers: Sequence[Offer]
-) -> tuple[float, Offer, float, float]:
-    """Cost, offer, wait and prefill: without calls, since a choice asks hundreds of times."""
     rates, queue_s, asked = readers.rates[at], readers.queue_s[at], prompt.tokens
-    best = float("inf"), offers[0], 0.0, 0.0
-    for offer in offers:
-        _, tokens, seconds = offer
+    best, best_s = None, math.inf
+    for source, tokens, seconds in readers.offers[at]:
         new = asked - tokens if tokens < asked - 1.0 else 1.0
         wait_s = seconds - queue_s if tokens > 0 and seconds > queue_s else 0.0
         prefill_s = prefill_seconds(rates, new, asked - new)
         cost_s = wait_s + price * prefill_s
-        if cost_s < best[0]:
-            best = cost_s, offer, wait_s, prefill_s
+        if cost_s < best_s:
+            best, best_s = Reading(source, asked - new, wait_s, prefill_s), cost_s
+    assert best is not None, "every worker has an offer, if it is that there is nothing"
     return best
 
 
@@ -219,45 +233,10 @@ def transfer_s(prompt: Prompt, readers: Readers, prefill_s: float, ways: Ways, r
     return ways.latency_s[source][target] + max(0.0, moved_s - prefill_s)
 
 
-def kv_pressure(kv_tokens: float, capacity_tokens: float) -> float:
-    """Rising price of a worker's last free KV: 0.01 at half full, 0.09 at nine tenths, 1 at the brim, then linear."""
-    share = kv_tokens / max(1.0, capacity_tokens)
-    return MIN_FREE_SHARE * share / max(MIN_FREE_SHARE, 1.0 - share)
-
-
 def prefill_price(readers: Readers, at: int) -> float:
     """Of a second of prefill on a worker that nobody's answer waits for: the prompt's own, its worker's, and those of
     the prompts that it passes."""
     return 1.0 + EFFORT_SHARE + readers.passed[at]
-
-
-class Writing(NamedTuple):
-    """What it costs to have a worker write the answer, in seconds."""
-
-    wait_s: float
-    """For KV blocks."""
-    harm_s: float
-    pressure_s: float
-    step_s: float
-    """Predicted TPOT."""
-
-
-def write(prompt: Prompt, writers: Writers, at: int) -> Writing:
-    """The answer joins the worker's running requests."""
-    need, rates, sequences = prompt.held_tokens, writers.step_rates[at], writers.sequences[at]
-    kv_tokens, capacity = writers.kv_tokens[at], writers.kv_capacity_tokens[at]
-    before_s = step_seconds(rates, sequences, kv_tokens)
-    after_s = step_seconds(rates, sequences + prompt.sequences, kv_tokens + need)
-    share = min(1.0, max(0.0, kv_tokens + need - capacity) / max(1.0, kv_tokens))
-    again_s = prefill_seconds(writers.readers.rates[at], prompt.tokens, 0.0)
-    return Writing(
-        # Its requests free their blocks one after the other, over the time that they still run.
-        wait_s=share * writers.remaining_tokens * before_s,
-        harm_s=LATE_SHARE * (after_s - before_s) * sequences * prompt.output_tokens,
-        # At the brim somebody is preempted, and a prompt like this one is computed again.
-        pressure_s=kv_pressure(kv_tokens + need, capacity) * again_s,
-        step_s=after_s,
-    )
 
 
 def between_chunks_s(prompt: Prompt, writers: Writers, at: int, own: Reading) -> float:

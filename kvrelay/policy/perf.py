@@ -5,9 +5,12 @@ Values only: every ``saw_*`` returns a new one, and msgspec writes and reads the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TypeVar
+
 import msgspec
 
-from kvrelay.policy.fit import Fit, start
+from kvrelay.policy.fit import Fit, Floats, start
 from kvrelay.policy.hardware import BANDWIDTH_SHARE, FLOPS_SHARE, STEP_S, Hardware, ModelShape
 from kvrelay.types import Value
 
@@ -20,11 +23,13 @@ def prefill_amounts(new_tokens: float, past_tokens: float) -> tuple[float, float
     return 1.0, new_tokens, new_tokens * (past_tokens + new_tokens / 2)
 
 
+Number = TypeVar("Number", float, Floats)
+"""Of one worker, or of each of many: the laws are the same."""
 Rates = tuple[float, ...]
 """Of a law with three amounts."""
 
 
-def prefill_seconds(rates: Rates, new_tokens: float, past_tokens: float) -> float:
+def prefill_seconds(rates: Sequence[Number], new_tokens: Number | float, past_tokens: Number | float) -> Number:
     """What ``rates`` make of ``prefill_amounts``, as fast as can be: a choice asks hundreds of times."""
     return rates[0] + rates[1] * new_tokens + rates[2] * (new_tokens * (past_tokens + new_tokens / 2))
 
@@ -35,7 +40,7 @@ def beside_an_answer(prefill_rates: Rates, answer_s: float) -> Rates:
     return max(0.0, prefill_rates[0] - answer_s), *prefill_rates[1:]
 
 
-def step_seconds(rates: Rates, sequences: float, kv_tokens: float) -> float:
+def step_seconds(rates: Sequence[Number], sequences: Number, kv_tokens: Number) -> Number:
     """Seconds of a decode step."""
     return rates[0] + rates[1] * sequences + rates[2] * kv_tokens
 

@@ -3,35 +3,12 @@ sum, and the runners-up are kept. It must never reserve anything."""
 
 from __future__ import annotations
 
-from bisect import insort
-from collections.abc import Iterable, Iterator
 from enum import StrEnum
-from functools import cached_property
 
-from kvrelay.policy.cost import (
-    EFFORT_SHARE,
-    OWN,
-    Item,
-    Prompt,
-    Readers,
-    Reading,
-    Source,
-    Ways,
-    Writers,
-    between_chunks_s,
-    harmed,
-    least_read_s,
-    prefill_price,
-    read,
-    transfer_s,
-    write,
-)
+from kvrelay.policy.cost import EFFORT_SHARE, OWN, Item, Prompt, Readers, Source, Ways, Writers, harmed
+from kvrelay.policy.prices import LOCAL, Prices
+from kvrelay.policy.writing import write
 from kvrelay.types import Value
-
-EQUAL_SHARE = 0.01
-"""Costs that differ by less than this share are equal: no prediction is that good, and equals take turns, which
-spreads what they cache."""
-RUNNERS_UP = 3
 
 
 class Path(StrEnum):
@@ -101,195 +78,62 @@ class Decision(Value, frozen=True, kw_only=True):
 
 def choose(prompt: Prompt, readers: Readers, writers: Writers, ways: Ways) -> Decision | None:
     """The cheapest (reader, writer, path); None when no way is allowed."""
-    prices = _Prices(prompt, readers, writers, ways)
+    prices = Prices(prompt, readers, writers, ways)
     chosen = prices.cheapest()
     if chosen is None:
         return None
     others = [place for place in prices.ranked() if place != chosen]
-    return Decision(chosen=prices.option(*chosen), runners_up=tuple(prices.option(*place) for place in others))
+    return Decision(chosen=_option(prices, *chosen), runners_up=tuple(_option(prices, *place) for place in others))
 
 
-Place = tuple[int, int]
-"""Positions of reader and writer; ``LOCAL`` for a writer that computes the prompt itself."""
-LOCAL = -1
-_Priced = tuple[float, int, int]
-"""Total and place."""
+def _option(prices: Prices, reader: int, writer: int) -> Option:
+    """The place with its reasons."""
+    return _local(prices, writer) if reader == LOCAL else _remote(prices, reader, writer)
 
 
-class _Prices:
-    """Costs of one request. Of most workers and pairs it is enough to know that they cost more than the cheapest."""
-
-    def __init__(self, prompt: Prompt, readers: Readers, writers: Writers, ways: Ways) -> None:
-        self._prompt, self._readers, self._writers, self._ways = prompt, readers, writers, ways
-        self._reads: dict[int, tuple[float, Reading]] = {}
-        self._writing = {at: write(prompt, writers, at) for at in {*ways.writers, *writers.computes}}
-        self._write_s = {
-            at: writing.wait_s + writers.answer_s[at] + writing.harm_s + writing.pressure_s
-            for at, writing in self._writing.items()
-        }
-        self._least_read_s = {
-            at: readers.queue_s[at] + least_read_s(prompt, readers, at, prefill_price(readers, at)) + ways.least_s[at]
-            for at in ways.readers
-        }
-        """By reader, with the least that its way to a writer takes."""
-
-    def _read(self, at: int) -> tuple[float, Reading]:
-        """What a reader costs, and why."""
-        known = self._reads.get(at)
-        if known is None:
-            price = prefill_price(self._readers, at)
-            reading = read(self._prompt, self._readers, at, price)
-            read_s = self._readers.queue_s[at] + reading.source_s + price * reading.prefill_s
-            known = self._reads[at] = read_s, reading
-        return known
-
-    def _remote_s(self, reader: int, writer: int) -> float:
-        read_s, reading = self._read(reader)
-        moved_s = self._moved_s(reader, writer, reading)
-        return read_s + moved_s + self._write_s[writer] + self._behind_s(reader, writer, reading, moved_s)
-
-    def _behind_s(self, reader: int, writer: int, reading: Reading, moved_s: float) -> float:
-        """How long the prompts that the writer computes itself keep one waiting that comes when the reader is done."""
-        queue_s = self._writers.readers.queue_s[writer]
-        if not queue_s:
-            return 0.0
-        return max(0.0, queue_s - self._readers.queue_s[reader] - reading.source_s - reading.prefill_s - moved_s)
-
-    def _moved_s(self, reader: int, writer: int, reading: Reading) -> float:
-        return transfer_s(self._prompt, self._readers, reading.prefill_s, self._ways, reader, writer)
-
-    def _own_reading(self, at: int) -> Reading:
-        """Of a writer that computes the prompt itself."""
-        return read(self._prompt, self._writers.readers, at, 1.0 + harmed(self._writers, at))
-
-    def _own_wait_s(self, at: int, own: Reading) -> float:
-        return self._writers.readers.queue_s[at] + between_chunks_s(self._prompt, self._writers, at, own)
-
-    # ------------------------------------------------------------ the cheapest
-
-    @cached_property
-    def _local(self) -> list[_Priced]:
-        """Writers that compute the prompt themselves: the cheapest, and all equals."""
-        found: list[_Priced] = []
-        limit_s, writers = float("inf"), self._writers
-        rest_s = {at: writers.readers.queue_s[at] + self._write_s[at] for at in writers.computes}
-        for least_s, at in sorted(
-            (rest + least_read_s(self._prompt, writers.readers, at, 1.0 + harmed(writers, at)), at)
-            for at, rest in rest_s.items()
-        ):
-            if least_s > limit_s:
-                break
-            own = self._own_reading(at)
-            total_s = own.source_s + (1.0 + harmed(writers, at)) * own.prefill_s + rest_s[at]
-            total_s += between_chunks_s(self._prompt, writers, at, own)
-            insort(found, (total_s, LOCAL, at))
-            if len(found) > RUNNERS_UP:
-                limit_s = max(found[RUNNERS_UP][0], (1.0 + EQUAL_SHARE) * found[0][0])
-        return found
-
-    @cached_property
-    def _remote(self) -> list[_Priced]:
-        """The cheapest pairs. What reader and writer cost without the way between them tells most others off."""
-        found: list[_Priced] = []
-        worst_s, ways = float("inf"), self._ways
-        writers = sorted((self._write_s[at], at) for at in ways.writers)
-        for least_s, reader in sorted((least_s, at) for at, least_s in self._least_read_s.items()):
-            if not writers or least_s + writers[0][0] >= worst_s:
-                break
-            at_least_s, allowed = self._read(reader)[0] + ways.least_s[reader], ways.allowed[reader]
-            for write_s, writer in writers:
-                if at_least_s + write_s >= worst_s:
-                    break
-                if allowed[writer]:
-                    insort(found, (self._remote_s(reader, writer), reader, writer))
-                    if len(found) > RUNNERS_UP:
-                        del found[RUNNERS_UP + 1 :]
-                        worst_s = found[-1][0]
-        return found
-
-    def cheapest(self) -> Place | None:
-        """Equals take turns: first among readers for the best writer, then among writers for that reader."""
-        if self._local and (not self._remote or self._local[0][0] < self._remote[0][0]):
-            limit_s = (1.0 + EQUAL_SHARE) * self._local[0][0]
-            return LOCAL, _in_turn([at for total_s, _, at in self._local if total_s <= limit_s], self._writers.readers)
-        if not self._remote:
-            return None
-        _, reader, writer = self._remote[0]
-        reader = self._turn_of_readers(reader, writer)
-        return reader, self._turn_of_writers(reader)
-
-    def _turn_of_readers(self, best: int, writer: int) -> int:
-        limit_s = self._remote_s(best, writer) + EQUAL_SHARE * self._read(best)[0]
-        rest_s = self._write_s[writer]
-        return _in_turn(
-            [
-                at
-                for at, least_s in self._least_read_s.items()
-                if least_s + rest_s <= limit_s
-                and self._ways.allowed[at][writer]
-                and self._remote_s(at, writer) <= limit_s
-            ],
-            self._readers,
-        )
-
-    def _turn_of_writers(self, reader: int) -> int:
-        """The best one for another reader of the same cost may not be the best for ``reader``."""
-        read_s = self._read(reader)[0]
-        limit_s, totals = float("inf"), {}
-        for write_s, at in sorted((self._write_s[at], at) for at in self._ways.writers):
-            if read_s + self._ways.least_s[reader] + write_s > limit_s:
-                break
-            if self._ways.allowed[reader][at]:
-                total_s = totals[at] = self._remote_s(reader, at)
-                limit_s = min(limit_s, total_s + EQUAL_SHARE * (total_s - read_s))
-        return _in_turn([at for at, total_s in totals.items() if total_s <= limit_s], self._writers.readers)
-
-    def ranked(self) -> Iterator[Place]:
-        """The cheapest places of all, and the cheapest of each path, by cost."""
-        few = sorted([*self._local, *self._remote])[: RUNNERS_UP + 1]
-        for _, reader, writer in sorted({*few, *self._local[:1], *self._remote[:1]}):
-            yield reader, writer
-
-    # ------------------------------------------------------------ reasons
-
-    def option(self, reader: int, writer: int) -> Option:
-        """The place with its reasons."""
-        local = reader == LOCAL
-        reading, writing = self._own_reading(writer) if local else self._read(reader)[1], self._writing[writer]
-        stored = 0.0 if local else self._ways.stored_tokens[reader][writer]
-        moved_s = 0.0 if local else self._moved_s(reader, writer, reading)
-        behind_s = self._own_wait_s(writer, reading) if local else self._behind_s(reader, writer, reading, moved_s)
-        own = (
-            ((Item.SOURCE, reading.source_s), (Item.PREFILL, reading.prefill_s))
-            if local
-            else (
-                (Item.QUEUE, self._readers.queue_s[reader]),
-                (Item.SOURCE, reading.source_s),
-                (Item.PREFILL, reading.prefill_s),
-                (Item.TRANSFER, moved_s),
-            )
-        )
-        effort = () if local else ((Item.EFFORT, EFFORT_SHARE * reading.prefill_s),)
-        others = harmed(self._writers, writer) if local else self._readers.passed[reader]
-        return Option(
-            path=Path.LOCAL if local else Path.REMOTE_PREFILL,
-            prefill=None if local else self._readers.names[reader],
-            decode=self._writers.readers.names[writer],
-            source=reading.source,
-            cached_tokens=int(reading.cached_tokens),
-            moved_tokens=0 if local else int(max(0.0, self._prompt.tokens - stored)),
-            items=(
-                *own,
-                (Item.DECODE_WAIT, writing.wait_s + behind_s),
-                (Item.ANSWER, self._writers.answer_s[writer]),
-                (Item.HARM, writing.harm_s + others * reading.prefill_s),
-                *effort,
-                (Item.PRESSURE, writing.pressure_s),
-            ),
-            tpot_s=writing.step_s,
-        )
+def _local(prices: Prices, at: int) -> Option:
+    writers, own, writing = prices.writers, prices.own_reading(at), write(prices.prompt, prices.writers, at)
+    return Option(
+        path=Path.LOCAL,
+        prefill=None,
+        decode=writers.readers.names[at],
+        source=own.source,
+        cached_tokens=int(own.cached_tokens),
+        moved_tokens=0,
+        items=(
+            (Item.SOURCE, own.source_s),
+            (Item.PREFILL, own.prefill_s),
+            (Item.DECODE_WAIT, writing.wait_s + prices.own_wait_s(at, own)),
+            (Item.ANSWER, writers.answer_s[at]),
+            (Item.HARM, writing.harm_s + harmed(writers, at) * own.prefill_s),
+            (Item.PRESSURE, writing.pressure_s),
+        ),
+        tpot_s=writing.step_s,
+    )
 
 
-def _in_turn(equals: Iterable[int], workers: Readers) -> int:
-    """Who of ``equals`` was chosen longest ago."""
-    return min(equals, key=lambda position: (workers.last_chosen[position], workers.names[position]))
+def _remote(prices: Prices, reader: int, writer: int) -> Option:
+    readers, writers, writing = prices.readers, prices.writers, write(prices.prompt, prices.writers, writer)
+    reading = prices.reading(reader)
+    moved_s = prices.moved_s(reader, writer, reading)
+    stored = prices.ways.stored_tokens[reader][writer]
+    return Option(
+        path=Path.REMOTE_PREFILL,
+        prefill=readers.names[reader],
+        decode=writers.readers.names[writer],
+        source=reading.source,
+        cached_tokens=int(reading.cached_tokens),
+        moved_tokens=int(max(0.0, prices.prompt.tokens - stored)),
+        items=(
+            (Item.QUEUE, readers.queue_s[reader]),
+            (Item.SOURCE, reading.source_s),
+            (Item.PREFILL, reading.prefill_s),
+            (Item.TRANSFER, moved_s),
+            (Item.DECODE_WAIT, writing.wait_s + prices.behind_s(reader, writer, reading, moved_s)),
+            (Item.ANSWER, writers.answer_s[writer]),
+            (Item.HARM, writing.harm_s + readers.passed[reader] * reading.prefill_s),
+            (Item.EFFORT, EFFORT_SHARE * reading.prefill_s),
+            (Item.PRESSURE, writing.pressure_s),
+        ),
+        tpot_s=writing.step_s,
+    )

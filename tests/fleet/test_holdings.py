@@ -7,7 +7,7 @@ from kvrelay.fleet.links import Links
 from kvrelay.fleet.prefixes import Prefixes
 from kvrelay.fleet.reach import ENGINE, STORE
 from kvrelay.fleet.workers import Fleet
-from kvrelay.policy.cost import Offer
+from kvrelay.policy.cost import Hints, Offer
 from kvrelay.types import PageName
 from tests.fleet.values import names
 
@@ -56,7 +56,8 @@ def test_a_worker_is_offered_what_it_holds_and_what_its_node_has_beyond_that() -
         there = place(*workers)
         found = prefixes.reach.offers(there, prefixes.reach.look({}, depths, 0.0, may_wait=True), 100, 0.0)
         own = [max(0, *(depths[ROOT].get(holder, 0) for holder in (name, store_key("s1")))) for name in workers]
-        assert [found.hints[at] for at in range(len(workers))] == [[(ENGINE, 4 * pages, 0.0)] for pages in own]
+        stored = depths[ROOT].get(store_key("s1"), 0)
+        assert found.hints() == Hints(at_hand=[4 * pages for pages in own], stored=[stored] * len(own), coming=[])
         return [found[at] for at in range(len(workers))]
 
     loaded = (STORE, 12, links.restore_s(row, 3))

@@ -9,6 +9,8 @@ from itertools import product
 
 import pytest
 
+from kvrelay.policy import bounds, writing
+from kvrelay.policy.bounds import least_read_s
 from kvrelay.policy.cost import (
     Kind,
     Offer,
@@ -22,10 +24,11 @@ from kvrelay.policy.cost import (
     prefill_price,
     read,
     transfer_s,
-    write,
 )
-from kvrelay.policy.route import EQUAL_SHARE, RUNNERS_UP, Option, choose
-from tests.policy.values import prompt
+from kvrelay.policy.prices import EQUAL_SHARE, RUNNERS_UP
+from kvrelay.policy.route import Option, choose
+from kvrelay.policy.writing import MANY, write, write_s
+from tests.policy.values import hints_of, prompt
 
 STORES = 6
 Way = tuple[str | None, str]
@@ -37,8 +40,8 @@ class State:
     def __init__(self, seed: int) -> None:
         self.dice = dice = random.Random(seed)
         self.prompt: Prompt = prompt(dice.choice((1, 40, 1000, 10_000)), output_tokens=dice.choice((1.0, 200.0)))
-        self.readers = self._workers("p", dice.randrange(9))
-        self.writers = self._writers(dice.randrange(1, 9))
+        self.readers = self._workers("p", dice.choice((*range(9), MANY, MANY + 5)))
+        self.writers = self._writers(dice.choice((*range(1, 9), MANY, MANY + 5)))
         self.ways = self._ways(len(self.readers.names), len(self.writers.readers.names))
 
     def _few(self, count: int, *values: float) -> list[float]:
@@ -55,7 +58,7 @@ class State:
             queue_s=self._few(count, 0.0, 0.0, 0.1, 3.0),
             passed=[self.dice.choice((0, 0, 0, 1, 3)) for _ in range(count)],
             offers=offers,
-            hints=[self._hints(each) for each in offers],
+            hints=hints_of([self._better(each) for each in offers]),
             token_bytes=self._few(count, 1e3, 1e5),
             last_chosen=[self.dice.randrange(5) for _ in range(count)],
         )
@@ -68,7 +71,7 @@ class State:
             found.append((Source(Kind.PEER, f"s{number}"), length, seconds))
         return found
 
-    def _hints(self, offers: list[Offer]) -> list[Offer]:
+    def _better(self, offers: list[Offer]) -> list[Offer]:
         """The same, or better."""
         more, share = self.dice.choice((0, 0, self.prompt.tokens)), self.dice.choice((0.0, 0.5, 1.0))
         return [(source, tokens + more, share * seconds) for source, tokens, seconds in offers]
@@ -177,3 +180,28 @@ def test_the_choice_and_the_runners_up_are_those_of_all_pairs(first: int) -> Non
         paths = {way[0] is None for way in totals}
         assert {option.prefill is None for option in kept} == paths, seed
     assert chosen > 200
+
+
+def costs(state: State) -> tuple[list[float], list[float]]:
+    price = [prefill_price(state.readers, at) for at in range(len(state.readers.names))]
+    return write_s(state.prompt, state.writers), least_read_s(state.prompt, state.readers, price)
+
+
+def test_in_arrays_workers_cost_what_they_do_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in range(300):
+        state, found = State(seed), []
+        for many in (1, 1000):
+            monkeypatch.setattr(writing, "MANY", many)
+            monkeypatch.setattr(bounds, "MANY", many)
+            found.append(costs(state))
+        assert found[0] == found[1], seed
+        assert found[0][0] == [state.write_s(at) for at in range(len(found[0][0]))], seed
+
+
+def test_no_worker_costs_less_than_it_is_said_to_at_least() -> None:
+    for seed in range(300):
+        state = State(seed)
+        for at, least_s in enumerate(costs(state)[1]):
+            price = prefill_price(state.readers, at)
+            reading = read(state.prompt, state.readers, at, price)
+            assert least_s <= reading.source_s + price * reading.prefill_s, seed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from kvrelay.policy.cost import Kind, Offer, Prompt, Readers, Source, Ways, Writers
+from kvrelay.policy.cost import Coming, Hints, Kind, Offer, Prompt, Readers, Source, Ways, Writers
 
 PREFILL_RATES = (0.0, 1e-3, 0.0)
 """A millisecond a token."""
@@ -43,10 +43,22 @@ def readers(
         queue_s=floats(queue_s, count),
         passed=passed if passed is not None else [0] * count,
         offers=held,
-        hints=held,
+        hints=hints_of(held),
         token_bytes=floats(token_bytes, count),
         last_chosen=last_chosen if last_chosen is not None else [0] * count,
     )
+
+
+def hints_of(offers: Sequence[Sequence[Offer]]) -> Hints:
+    """No worse than ``offers``, and no better."""
+    at_hand = [max([tokens for _, tokens, seconds in each if not seconds], default=0.0) for each in offers]
+    coming = [
+        Coming(to=[at], pages=1, tokens=tokens, first_s=seconds, page_s=0.0)
+        for at, each in enumerate(offers)
+        for _, tokens, seconds in each
+        if seconds
+    ]
+    return Hints(at_hand=at_hand, stored=[0] * len(offers), coming=coming)
 
 
 def writers(

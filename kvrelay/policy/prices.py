@@ -1,0 +1,210 @@
+"""Costs of all places of one request, and the cheapest of them: of most it is enough to know that they cost more. It
+must never name another place than pricing all of them in detail would."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
+from itertools import takewhile
+
+from kvrelay.policy.bounds import least_read_s
+from kvrelay.policy.cost import (
+    Prompt,
+    Readers,
+    Reading,
+    Ways,
+    Writers,
+    between_chunks_s,
+    harmed,
+    prefill_price,
+    read,
+    transfer_s,
+)
+from kvrelay.policy.writing import write_s
+
+EQUAL_SHARE = 0.01
+"""Costs that differ by less than this share are equal: no prediction is that good, and equals take turns, which
+spreads what they cache."""
+RUNNERS_UP = 3
+
+Place = tuple[int, int]
+"""Positions of reader and writer; ``LOCAL`` for a writer that computes the prompt itself."""
+LOCAL = -1
+_Priced = tuple[float, int, int]
+"""Total and place."""
+
+
+class Prices:
+    """Those of one request."""
+
+    def __init__(self, prompt: Prompt, readers: Readers, writers: Writers, ways: Ways) -> None:
+        self.prompt = prompt
+        self.readers = readers
+        self.writers = writers
+        self.ways = ways
+        self._reads: dict[int, tuple[float, Reading]] = {}
+        self._write_s = write_s(prompt, writers)
+
+    def __repr__(self) -> str:
+        return f"<Prices of {len(self.ways.readers)} readers, {len(self.ways.writers)} writers>"
+
+    # ------------------------------------------------------------ of one place
+
+    def _read(self, at: int) -> tuple[float, Reading]:
+        """What a reader costs, and why."""
+        known = self._reads.get(at)
+        if known is None:
+            price = prefill_price(self.readers, at)
+            reading = read(self.prompt, self.readers, at, price)
+            read_s = self.readers.queue_s[at] + reading.source_s + price * reading.prefill_s
+            known = self._reads[at] = read_s, reading
+        return known
+
+    def reading(self, at: int) -> Reading:
+        """How a reader would compute the prompt."""
+        return self._read(at)[1]
+
+    def own_reading(self, at: int) -> Reading:
+        """How a writer would compute the prompt itself."""
+        return read(self.prompt, self.writers.readers, at, 1.0 + harmed(self.writers, at))
+
+    def own_wait_s(self, at: int, own: Reading) -> float:
+        """How long a prompt waits that a writer computes itself."""
+        return self.writers.readers.queue_s[at] + between_chunks_s(self.prompt, self.writers, at, own)
+
+    def moved_s(self, reader: int, writer: int, reading: Reading) -> float:
+        """How long the hand-off takes beyond the prefill."""
+        return transfer_s(self.prompt, self.readers, reading.prefill_s, self.ways, reader, writer)
+
+    def behind_s(self, reader: int, writer: int, reading: Reading, moved_s: float) -> float:
+        """How long the prompts that the writer computes itself keep one waiting that comes when the reader is done."""
+        queue_s = self.writers.readers.queue_s[writer]
+        if not queue_s:
+            return 0.0
+        return max(0.0, queue_s - self.readers.queue_s[reader] - reading.source_s - reading.prefill_s - moved_s)
+
+    def _remote_s(self, reader: int, writer: int) -> float:
+        read_s, reading = self._read(reader)
+        moved_s = self.moved_s(reader, writer, reading)
+        return read_s + moved_s + self._write_s[writer] + self.behind_s(reader, writer, reading, moved_s)
+
+    def _local_s(self, at: int) -> float:
+        own = self.own_reading(at)
+        total_s = own.source_s + (1.0 + harmed(self.writers, at)) * own.prefill_s + self._write_s[at]
+        return total_s + self.own_wait_s(at, own)
+
+    # ------------------------------------------------------------ what they cost at least
+
+    @cached_property
+    def _least_read_s(self) -> list[float]:
+        """By reader, with the least that its way to a writer takes."""
+        readers, ways = self.readers, self.ways
+        price = [prefill_price(readers, at) for at in range(len(readers.names))]
+        parts = zip(readers.queue_s, least_read_s(self.prompt, readers, price), ways.least_s, strict=True)
+        return [queue_s + least_s + way_s for queue_s, least_s, way_s in parts]
+
+    @cached_property
+    def _least_local_s(self) -> list[float]:
+        """By writer, for one that computes the prompt itself."""
+        writers = self.writers
+        price = [1.0 + harmed(writers, at) for at in range(len(writers.answer_s))]
+        least_s = least_read_s(self.prompt, writers.readers, price)
+        return [sum(parts) for parts in zip(writers.readers.queue_s, self._write_s, least_s, strict=True)]
+
+    @cached_property
+    def _in_order(self) -> tuple[list[int], list[int]]:
+        """Readers and writers, those first that may be cheapest."""
+        return (
+            sorted(self.ways.readers, key=self._least_read_s.__getitem__),
+            sorted(self.ways.writers, key=self._write_s.__getitem__),
+        )
+
+    @cached_property
+    def _locals_in_order(self) -> list[int]:
+        return sorted(self.writers.computes, key=self._least_local_s.__getitem__)
+
+    # ------------------------------------------------------------ the cheapest
+
+    @cached_property
+    def _local(self) -> list[_Priced]:
+        """The cheapest writers that compute the prompt themselves."""
+        found: list[_Priced] = []
+        worst_s = float("inf")
+        for at in self._locals_in_order:
+            if self._least_local_s[at] >= worst_s:
+                break
+            worst_s = _keep(found, (self._local_s(at), LOCAL, at))
+        return found
+
+    @cached_property
+    def _remote(self) -> list[_Priced]:
+        """The cheapest pairs. What reader and writer cost without the way between them tells most others off."""
+        found: list[_Priced] = []
+        worst_s, ways, (readers, writers) = float("inf"), self.ways, self._in_order
+        for reader in readers if writers else ():
+            if self._least_read_s[reader] + self._write_s[writers[0]] >= worst_s:
+                break
+            at_least_s, allowed = self._read(reader)[0] + ways.least_s[reader], ways.allowed[reader]
+            for writer in writers:
+                if at_least_s + self._write_s[writer] >= worst_s:
+                    break
+                if allowed[writer]:
+                    worst_s = _keep(found, (self._remote_s(reader, writer), reader, writer))
+        return found
+
+    def cheapest(self) -> Place | None:
+        """Equals take turns: first among readers for the best writer, then among writers for that reader."""
+        if self._local and (not self._remote or self._local[0][0] < self._remote[0][0]):
+            return LOCAL, self._turn_of_locals()
+        if not self._remote:
+            return None
+        _, reader, writer = self._remote[0]
+        reader = self._turn_of_readers(reader, writer)
+        return reader, self._turn_of_writers(reader)
+
+    def _turn_of_locals(self) -> int:
+        limit_s, least_s = (1.0 + EQUAL_SHARE) * self._local[0][0], self._least_local_s
+        equals = takewhile(lambda at: least_s[at] <= limit_s, self._locals_in_order)
+        return _first_in_turn(equals, self.writers.readers, limit_s, self._local_s)
+
+    def _turn_of_readers(self, best: int, writer: int) -> int:
+        limit_s = self._remote_s(best, writer) + EQUAL_SHARE * self._read(best)[0]
+        rest_s, allowed = self._write_s[writer], self.ways.allowed
+        equals = takewhile(lambda at: self._least_read_s[at] + rest_s <= limit_s, self._in_order[0])
+        understood = (at for at in equals if allowed[at][writer])
+        return _first_in_turn(understood, self.readers, limit_s, lambda at: self._remote_s(at, writer))
+
+    def _turn_of_writers(self, reader: int) -> int:
+        """The best one for another reader of the same cost may not be the best for ``reader``."""
+        read_s, allowed, best_s = self._read(reader)[0], self.ways.allowed[reader], float("inf")
+        rest_s, writers = read_s + self.ways.least_s[reader], [at for at in self._in_order[1] if allowed[at]]
+        for at in writers:
+            if rest_s + self._write_s[at] >= best_s:
+                break
+            best_s = min(best_s, self._remote_s(reader, at))
+        limit_s = best_s + EQUAL_SHARE * (best_s - read_s)
+        equals = takewhile(lambda at: rest_s + self._write_s[at] <= limit_s, writers)
+        return _first_in_turn(equals, self.writers.readers, limit_s, lambda at: self._remote_s(reader, at))
+
+    def ranked(self) -> Iterator[Place]:
+        """The cheapest places of all, and the cheapest of each path, by cost."""
+        few = sorted([*self._local, *self._remote])[: RUNNERS_UP + 1]
+        for _, reader, writer in sorted({*few, *self._local[:1], *self._remote[:1]}):
+            yield reader, writer
+
+
+def _keep(found: list[_Priced], place: _Priced) -> float:
+    """One more of the cheapest, of which few are kept; what costs as much as this need not be looked at."""
+    insort(found, place)
+    del found[RUNNERS_UP + 1 :]
+    return found[-1][0] if len(found) > RUNNERS_UP else float("inf")
+
+
+def _first_in_turn(equals: Iterable[int], workers: Readers, limit_s: float, cost_s: Callable[[int], float]) -> int:
+    """Who was chosen longest ago of those that cost up to ``limit_s``, of ``equals`` that may.
+
+    Ordered first, and priced in that order: of many equals one is priced.
+    """
+    in_turn = sorted((workers.last_chosen[at], workers.names[at], at) for at in equals)
+    return next(at for *_, at in in_turn if cost_s(at) <= limit_s)
