@@ -8,8 +8,9 @@ answers are written, a prompt makes each of them wait for its part of the step.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -22,31 +23,40 @@ class ShortFirst(Scheduler):
     """Chooses who takes part in a step, and leaves the step itself to vLLM."""
 
     running: list[Request]
+    max_num_scheduled_tokens: int
     _held_steps = 0
     """Steps in a row without a long prompt that could have had a part in them."""
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         held = self._held() if self._held_steps < MAX_HELD_STEPS else []
         self._held_steps = self._held_steps + 1 if held else 0
-        shared_tokens = self.scheduler_config.long_prefill_token_threshold
-        if any(not request.is_prefill_chunk for request in self.running):
-            self.scheduler_config.long_prefill_token_threshold = beside_answers(shared_tokens)
+        before, part = self.running, _without(self.running, held)
+        writers = [request for request in part if not request.is_prefill_chunk]
+        self.running = writers + _without(part, writers)
         try:
-            return self._schedule_without(held, throttle_prefills)
-        finally:
-            self.scheduler_config.long_prefill_token_threshold = shared_tokens
-
-    def _schedule_without(self, held: list[Request], throttle_prefills: bool) -> SchedulerOutput:
-        if not held:
-            return super().schedule(throttle_prefills)
-        before = self.running
-        self.running = _without(before, held)
-        try:
-            return super().schedule(throttle_prefills)
+            with self._limits_beside(len(writers)):
+                return super().schedule(throttle_prefills)
         finally:
             # Back to their places: the last ones are preempted first when blocks run out.
             here = {*self.running, *held}
             self.running = [request for request in before if request in here] + _without(self.running, before)
+
+    @contextlib.contextmanager
+    def _limits_beside(self, writers: int) -> Iterator[None]:
+        """Prompts together get the chunk that is small enough for ``writers`` answers to wait for, one after another.
+
+        Who waits may come in all the same: one whose KV was handed over has a single token to compute.
+        """
+        shared_tokens, step_tokens = self.scheduler_config.long_prefill_token_threshold, self.max_num_scheduled_tokens
+        if writers:
+            chunk_tokens = beside_answers(shared_tokens)
+            self.scheduler_config.long_prefill_token_threshold = chunk_tokens
+            self.max_num_scheduled_tokens = min(step_tokens, writers + chunk_tokens + len(self.waiting))
+        try:
+            yield
+        finally:
+            self.scheduler_config.long_prefill_token_threshold = shared_tokens
+            self.max_num_scheduled_tokens = step_tokens
 
     def _held(self) -> list[Request]:
         """Prompts under computation that let others go first in the next step."""

@@ -31,8 +31,8 @@ MUCH_LONGER = 4.0
 """A prompt that has so many times as much left to compute lets another one go first: that costs it little, and saves
 the other most of its wait. Prompts of about the same length gain nothing by changing places."""
 BESIDE_ANSWERS = 0.5
-"""Of the limit for one prompt in a shared step, what it gets in a step that also writes answers: each of them waits for
-the whole step, and a second step costs the prompt little more than the answers' own time."""
+"""Of the limit for one prompt in a shared step, what all prompts get in a step that also writes answers: each of them
+waits for the whole step, and a second step costs a prompt little more than the answers' own time."""
 MAX_HELD_STEPS = 4
 """Steps in a row that a prompt stands back for others: it gets a part of every fifth one, however many they are."""
 

@@ -118,6 +118,20 @@ def test_a_step_that_writes_answers_takes_few_tokens_of_each_prompt(model: Path)
     assert bench.scheduler.scheduler_config.long_prefill_token_threshold == SHARED
 
 
+def test_beside_answers_prompts_are_computed_one_after_another(model: Path) -> None:
+    bench = Bench(model)
+    writer = bench.add(40)
+    bench.step()
+    one, two = bench.add(80), bench.add(60)
+    assert bench.step() == {writer: 1, one: SHARED // 2, two: 2}, "who waits comes in"
+    assert bench.step() == {writer: 1, one: SHARED // 2}
+    assert bench.step() == {writer: 1, one: 80 - SHARED, two: SHARED // 2 - (80 - SHARED)}
+    third = bench.add(10)
+    assert bench.step() == {writer: 1, one: 1, third: 10}
+    assert bench.running == [writer, one, two, third]
+    assert bench.scheduler.max_num_scheduled_tokens == BUDGET
+
+
 def test_prompts_of_about_the_same_length_share_their_steps(model: Path) -> None:
     bench = Bench(model)
     one, two = bench.add(1000), bench.add(400)

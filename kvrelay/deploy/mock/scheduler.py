@@ -135,10 +135,13 @@ class Scheduler:
         budget = self._limits.max_batched_tokens
         parts: dict[Sequence, int] = {}
         shared_tokens = self._limits.shared_chunk_tokens
-        writes = shared_tokens and any(each.written for each in self._running)
-        self._chunk_tokens = beside_answers(shared_tokens) if writes else shared_tokens
+        writers = sum(each.written > 0 for each in self._running) if shared_tokens else 0
+        self._chunk_tokens = beside_answers(shared_tokens) if writers else shared_tokens
+        if writers:
+            budget = min(budget, writers + self._chunk_tokens + len(self._waiting))
         self._held = self._order.stand_back(self._running, self._waiting) if shared_tokens else ()
-        for sequence in [each for each in self._running if each not in self._held]:
+        part = [each for each in self._running if each not in self._held]
+        for sequence in sorted(part, key=lambda each: not each.written) if writers else part:
             count = min(self._share(sequence), budget)
             if count and sequence in self._running and self._make_room(sequence, sequence.computed + count):
                 parts[sequence] = count

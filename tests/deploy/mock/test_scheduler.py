@@ -115,6 +115,17 @@ def test_a_step_that_writes_answers_takes_few_tokens_of_each_prompt() -> None:
     assert [bench.step() for _ in range(3)] == [{short: 1, late: 3}, {short: 1, late: 3}, {short: 1, late: 1}]
 
 
+def test_beside_answers_prompts_are_computed_one_after_another() -> None:
+    bench = Bench(budget=16, shared=6)
+    writer, one, two = sequence([2] * 4, max_tokens=20), sequence(12, max_tokens=9), sequence([3] * 12, max_tokens=9)
+    bench.add(writer)
+    bench.step()
+    bench.add(one, two)
+    assert bench.step() == {writer: 1, one: 3, two: 2}, "who waits comes in"
+    assert [bench.step() for _ in range(3)] == [{writer: 1, one: 3}] * 3
+    assert bench.step() == {writer: 1, one: 1, two: 3}
+
+
 def test_a_long_prompt_stands_back_for_much_shorter_ones_but_not_for_ever() -> None:
     bench, long = Bench(budget=16, shared=6), sequence(200)
     bench.add(long)
