@@ -72,6 +72,11 @@ class Feed:
         for line in self._lines:
             line.says_goodbye = False
 
+    def mute(self, on: bool) -> None:
+        """Send nothing and close nothing while it is on, as behind a network that is cut."""
+        for line in self._lines:
+            (line.may_speak.clear if on else line.may_speak.set)()
+
     def register(self, registration: Message) -> None:
         """What we are has changed: tell every router, and those that are dialled later."""
         for line in self._lines:
@@ -116,6 +121,8 @@ class RouterLine:
         self.dropped = 0
         self.is_up = False
         self.says_goodbye = True
+        self.may_speak = asyncio.Event()
+        self.may_speak.set()
 
     def __repr__(self) -> str:
         state = "up" if self.is_up else "down"
@@ -134,6 +141,7 @@ class RouterLine:
         """Keep the link until cancelled."""
         retry_s = FIRST_RETRY_S
         while True:
+            await self.may_speak.wait()
             try:
                 link = await channel.connect(self._router, self._key, sender=self._sender, purpose="feed")
                 retry_s = FIRST_RETRY_S
@@ -161,6 +169,7 @@ class RouterLine:
         loop = asyncio.get_running_loop()
         beat_at = loop.time()
         while True:
+            await self.may_speak.wait()
             if loop.time() >= beat_at:  # also between the messages of a long queue
                 await link.send(self._heartbeat(), stall_s=self._stall_s)
                 beat_at = loop.time() + self._heartbeat_s

@@ -57,7 +57,7 @@ class Bench:
 
     async def suffer(self, *names: str, **faults: Any) -> None:
         for name in names:
-            await self.victims._give(name, Faults(**faults))
+            await self.victims.give(name, Faults(**faults))
 
     async def stream(self, prompt: list[int], count: int, stream: Stream | None = None) -> Stream:
         """Ask for ``count`` tokens; ``stream`` is filled as they come."""

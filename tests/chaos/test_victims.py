@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 import psutil
 import pytest
 
+from kvrelay.deploy.chaos.processes import ProcessVictims
 from kvrelay.deploy.chaos.script import Deed, Target
-from kvrelay.deploy.chaos.victims import ProcessVictims
 from kvrelay.errors import Lost
 from tests.patience import until
 

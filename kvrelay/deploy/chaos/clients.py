@@ -15,6 +15,8 @@ from kvrelay.errors import Lost
 
 _WORDS = ("the", "river", "sky", "stone", "green", "old", "quick", "light", "seven", "open", "under", "while", "night")
 _MAX_EVENT_BYTES = 1 << 20
+READ_BYTES = 1 << 10
+"""Read ahead for one stream: who stops reading is felt soon."""
 
 
 class Question(msgspec.Struct, frozen=True):
@@ -53,7 +55,7 @@ class Clients:
         self._questions = asked
         self._hung_s = hung_s
         self._answers: dict[int, str] = {}
-        self._running: dict[asyncio.Task[Seen], Question] = {}
+        self._running: dict[asyncio.Task[Seen], tuple[Question, _Reading]] = {}
         self._model = ""
         self.tally = Tally()
         self.stopped = False
@@ -69,8 +71,8 @@ class Clients:
         if response.status != 200 or not models["data"]:
             raise Lost(f"{self._models} names no model; wait until the cluster serves")
         self._model = models["data"][0]["id"]
-        for question in self._questions:
-            self._answers[question.number] = await self._answer(question)
+        answers = await asyncio.gather(*map(self._answer, self._questions))
+        self._answers = {question.number: answer for question, answer in zip(self._questions, answers, strict=True)}
 
     async def _answer(self, question: Question) -> str:
         async with self._http.post(self._url, json=question.body(self._model, stream=False)) as response:
@@ -80,15 +82,17 @@ class Clients:
         text: str = msgspec.json.decode(answer)["choices"][0]["text"]
         return text
 
-    async def run(self, streams: int, seed: int) -> None:
-        """Ask until ``stopped``."""
-        await asyncio.gather(*(self._client(random.Random(f"{seed}/{number}")) for number in range(streams)))
+    async def run(self, streams: int, seed: int, ramp_s: float = 0.0) -> None:
+        """Ask until ``stopped``; all are there after ``ramp_s``."""
+        dice = [random.Random(f"{seed}/{number}") for number in range(streams)]
+        await asyncio.gather(*(self._client(each, ramp_s * at / streams) for at, each in enumerate(dice)))
 
-    async def _client(self, dice: random.Random) -> None:
+    async def _client(self, dice: random.Random, after_s: float) -> None:
+        await asyncio.sleep(after_s)
         while not self.stopped:
-            question = dice.choice(self._questions)
-            task = asyncio.create_task(self._stream(question))
-            self._running[task] = question
+            question, reading = dice.choice(self._questions), _Reading()
+            task = asyncio.create_task(self._stream(question, reading))
+            self._running[task] = question, reading
             try:
                 seen = await task
             except asyncio.CancelledError:
@@ -103,18 +107,33 @@ class Clients:
             if seen.status != 200:
                 await asyncio.sleep(0.2)  # as its Retry-After asks for, or thereabouts
 
+    @property
+    def streams(self) -> int:
+        """Requests that are underway."""
+        return len(self._running)
+
     def cancel_one(self, dice: random.Random) -> bool:
         """One of the clients goes away; False when none is there."""
-        running = sorted(self._running, key=lambda task: self._running[task].number)
+        running = self._ordered()
         if running:
             dice.choice(running).cancel()
         return bool(running)
 
-    async def _stream(self, question: Question) -> Seen:
-        reading = _Reading()
+    def slow_one(self, dice: random.Random, rests_s: float) -> bool:
+        """One of the clients reads nothing for so long; False when none is there."""
+        running = self._ordered()
+        if running:
+            self._running[dice.choice(running)][1].rest_s = rests_s
+        return bool(running)
+
+    def _ordered(self) -> list[asyncio.Task[Seen]]:
+        return sorted(self._running, key=lambda task: self._running[task][0].number)
+
+    async def _stream(self, question: Question, reading: _Reading) -> Seen:
         try:
             body, limit = question.body(self._model, stream=True), aiohttp.ClientTimeout(sock_read=self._hung_s)
-            async with self._http.post(self._url, json=body, timeout=limit) as response:
+            asked = self._http.post(self._url, json=body, timeout=limit, read_bufsize=READ_BYTES)
+            async with asked as response:
                 reading.status = response.status
                 if response.status == 200:
                     await self._read(response, reading)
@@ -129,6 +148,7 @@ class Clients:
     async def _read(self, response: aiohttp.ClientResponse, reading: _Reading) -> None:
         while chunk := await response.content.readany():
             reading.take(chunk)
+            await reading.pause()
 
 
 class _Reading:
@@ -143,6 +163,15 @@ class _Reading:
         self._done = self._error = False
         self.status = 0
         self.hung = self.cancelled = False
+        self.rest_s = 0.0
+        """Nothing is read for so long, from the next piece on."""
+
+    async def pause(self) -> None:
+        """Do not read while that was asked for; that is no pause of the answer's."""
+        if self.rest_s:
+            rest_s, self.rest_s = self.rest_s, 0.0
+            await asyncio.sleep(rest_s)
+            self._heard_s = self._clock()
 
     def take(self, chunk: bytes) -> None:
         now = self._clock()

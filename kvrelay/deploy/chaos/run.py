@@ -12,7 +12,7 @@ import aiohttp
 
 from kvrelay.deploy.chaos.clients import Clients, questions
 from kvrelay.deploy.chaos.leaks import held
-from kvrelay.deploy.chaos.script import Deed, Event, Script
+from kvrelay.deploy.chaos.script import OF_CLIENTS, Deed, Event, Script
 from kvrelay.deploy.chaos.victims import Victims
 from kvrelay.errors import Lost
 from kvrelay.types import Value
@@ -24,6 +24,8 @@ class ChaosPlan(Value, frozen=True, kw_only=True):
     events: int = 100
     streams: int = 16
     seed: int = 0
+    ramp_s: float = 0.0
+    """Nothing is broken before all streams have begun, so long after the first one."""
     every_s: float = 0.3
     """Mean time between two events."""
     lasts_s: tuple[float, float] = (0.5, 4.0)
@@ -42,6 +44,8 @@ class Outcome(Value, frozen=True, kw_only=True):
     seed: int
     deeds: dict[str, int]
     """By kind of deed and of target."""
+    streams: dict[str, int]
+    """Requests underway when something was done: the least, the median, the most."""
     verdicts: dict[str, int]
     longest_pause_s: dict[str, float]
     """Of right answers, by quantile."""
@@ -68,28 +72,37 @@ async def wreak(
     await clients.learn()
     targets = await victims.targets()
     script = Script(targets, plan.seed, every_s=plan.every_s, lasts_s=plan.lasts_s)
-    asking = asyncio.create_task(clients.run(plan.streams, plan.seed))
+    await victims.begin()
+    asking = asyncio.create_task(clients.run(plan.streams, plan.seed, plan.ramp_s))
     breaker = Breaker(victims, clients, random.Random(plan.seed))
     try:
+        await asyncio.sleep(plan.ramp_s)
         for _ in range(plan.events):
             event = script.next()
             await asyncio.sleep(event.after_s)
             told(event)
             await breaker.do(event)
     finally:
-        await breaker.mend_all()
         clients.stopped = True
+        await breaker.mend_all()
+        await victims.end()
     await asking
     kinds = {target.name: target.kind for target in targets}
     tally = clients.tally
     return Outcome(
         seed=plan.seed,
         deeds=dict(Counter(_label(event, kinds) for event in breaker.done)),
+        streams=_spread(breaker.streams),
         verdicts={verdict.value: count for verdict, count in sorted(tally.verdicts.items())},
         longest_pause_s={f"p{100 * share:g}": round(tally.pause_s(share), 3) for share in (0.5, 0.9, 0.99, 1.0)},
         held=await held(http, url, plan.rest_s),
         failures=tally.failures,
     )
+
+
+def _spread(counts: list[int]) -> dict[str, int]:
+    ordered = sorted(counts) or [0]
+    return {"least": ordered[0], "median": ordered[len(ordered) // 2], "most": ordered[-1]}
 
 
 def _label(event: Event, kinds: dict[str, str]) -> str:
@@ -105,20 +118,28 @@ class Breaker:
         self._dice = dice
         self._mending: dict[str, asyncio.Task[None]] = {}
         self.done: list[Event] = []
+        self.streams: list[int] = []
+        """Requests that were underway at each event."""
 
     def __repr__(self) -> str:
         return f"<Breaker {len(self.done)} events, {len(self._mending)} not mended>"
 
     async def do(self, event: Event) -> None:
         """A target that is not there at the moment is spared."""
-        if event.deed is Deed.CANCEL:
-            if self._clients.cancel_one(self._dice):
+        self.streams.append(self._clients.streams)
+        if event.deed in OF_CLIENTS:
+            if self._to_a_client(event):
                 self.done.append(event)
             return
         with contextlib.suppress(Lost):
             await self._victims.hurt(event.target, event.deed)
             self.done.append(event)
             self._mending[event.target] = asyncio.create_task(self._mend_later(event))
+
+    def _to_a_client(self, event: Event) -> bool:
+        if event.deed is Deed.SLOW_READER:
+            return self._clients.slow_one(self._dice, event.lasts_s)
+        return self._clients.cancel_one(self._dice)
 
     async def _mend_later(self, event: Event) -> None:
         await asyncio.sleep(event.lasts_s)

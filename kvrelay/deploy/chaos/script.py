@@ -20,8 +20,26 @@ class Deed(StrEnum):
     """A process ends without a word; a new one takes its place after a while."""
     STOP = "stop"
     """A process stands still, and goes on after a while."""
+    HALF_OPEN = "half-open"
+    """A machine is gone and its connections stay as they are; they are reset once it is back."""
+    PARTITION = "partition"
+    """Nothing comes through for a while, either way; nobody dies, and no connection is closed."""
+    LOSS = "loss"
+    """Packets are lost, in bursts."""
+    CLOCK = "clock"
+    """The wall clock jumps by hours, and back."""
+    FULL_DISK = "full-disk"
+    """A file system has no room left."""
+    FULL_ARENA = "full-arena"
+    """A store has no slot left: all are in use."""
+    SLOW_READER = "slow-reader"
+    """A client does not read for a while."""
     CANCEL = "cancel"
     """A client goes away in the middle."""
+
+
+OF_CLIENTS = (Deed.SLOW_READER, Deed.CANCEL)
+"""What is done to clients: any of them, and there is always one."""
 
 
 class Target(Value, frozen=True, kw_only=True):
@@ -29,7 +47,7 @@ class Target(Value, frozen=True, kw_only=True):
 
     name: str
     kind: str
-    """``prefill``, ``decode``, ``both``, ``store`` or ``router``."""
+    """``prefill``, ``decode``, ``both``, ``store``, ``router``, ``disk`` or ``machine``."""
     deeds: tuple[Deed, ...]
 
 
@@ -41,7 +59,7 @@ class Event(Value, frozen=True, kw_only=True):
     """Since the one before."""
     deed: Deed
     target: str = ""
-    """Empty for CANCEL: any client."""
+    """Empty: any client."""
     lasts_s: float = 0.0
 
 
@@ -57,6 +75,8 @@ class Script:
         self._number = 0
         self._now = 0.0
         self._until: dict[str, float] = {}
+        able = {deed for target in targets for deed in target.deeds}
+        self._deeds = [deed for deed in Deed if deed in able or deed in OF_CLIENTS]
 
     def __repr__(self) -> str:
         return f"<Script at event {self._number}, {len(self._until)} broken>"
@@ -68,11 +88,12 @@ class Script:
         self._number += 1
         self._until = {name: until for name, until in self._until.items() if until > self._now}
         whole = self._whole()
-        deed = self._random.choice(list(Deed))
+        deed = self._random.choice(self._deeds)
         able = [target for target in whole if deed in target.deeds]
         lasts_s = self._random.uniform(*self._lasts_s)
-        if deed is Deed.CANCEL or not able:
-            return Event(number=self._number, after_s=after_s, deed=Deed.CANCEL)
+        if not able:
+            told = deed if deed in OF_CLIENTS else Deed.CANCEL
+            return Event(number=self._number, after_s=after_s, deed=told, lasts_s=lasts_s)
         target = self._random.choice(able)
         self._until[target.name] = self._now + lasts_s
         return Event(number=self._number, after_s=after_s, deed=deed, target=target.name, lasts_s=lasts_s)
@@ -89,5 +110,6 @@ class Script:
 
 
 def _most_away(kind: str, count: int) -> int:
-    """How many of a kind may be broken at a time. Without a store everything is served all the same."""
-    return max(1, int(AWAY_SHARE * count)) if count > 1 or kind == "store" else 0
+    """How many of a kind may be broken at a time. The only worker is spared; without a store, with a full disk or by
+    a wrong clock everything is served all the same."""
+    return max(1, int(AWAY_SHARE * count)) if count > 1 or kind in ("store", "disk", "machine") else 0

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import aiohttp
 import msgspec
-import psutil
 
+from kvrelay.deploy.chaos.bursts import Bursts
 from kvrelay.deploy.chaos.script import Deed, Target
 from kvrelay.deploy.mock.faults import Faults
 from kvrelay.errors import Lost
 
-_COMMANDS = ("worker", "store", "router")
-
 
 class Victims(Protocol):
-    """Some processes, by name."""
+    """Some things, by name."""
 
     async def targets(self) -> list[Target]:
         """What there is. Raises ``Lost``."""
+
+    async def begin(self) -> None:
+        """From now on things are broken. Raises ``Lost``."""
 
     async def hurt(self, name: str, deed: Deed) -> None:
         """Raises ``Lost`` when it is not there."""
@@ -31,36 +29,112 @@ class Victims(Protocol):
     async def mend(self, name: str) -> None:
         """Undo that. Raises ``Lost``."""
 
+    async def end(self) -> None:
+        """Everything is mended. Raises ``Lost``."""
+
+
+class Together:
+    """Victims of several kinds."""
+
+    def __init__(self, kinds: Sequence[Victims]) -> None:
+        self._kinds = kinds
+        self._home: dict[str, Victims] = {}
+
+    def __repr__(self) -> str:
+        return f"<Together {list(self._kinds)}>"
+
+    async def targets(self) -> list[Target]:
+        found: list[Target] = []
+        for kind in self._kinds:
+            targets = await kind.targets()
+            self._home |= dict.fromkeys((target.name for target in targets), kind)
+            found += targets
+        return found
+
+    async def begin(self) -> None:
+        for kind in self._kinds:
+            await kind.begin()
+
+    async def hurt(self, name: str, deed: Deed) -> None:
+        await self._home[name].hurt(name, deed)
+
+    async def mend(self, name: str) -> None:
+        await self._home[name].mend(name)
+
+    async def end(self) -> None:
+        for kind in self._kinds:
+            await kind.end()
+
+
+SUFFERED = {
+    Deed.KILL: Faults(dead=True),
+    Deed.STOP: Faults(hang=True),
+    Deed.HALF_OPEN: Faults(mute=True),
+    Deed.PARTITION: Faults(mute=True),
+    Deed.CLOCK: Faults(clock_s=-7 * 3600.0),
+    Deed.FULL_ARENA: Faults(full=True),
+}
+"""What mock workers and stores make of deeds."""
+OF_STORES = (Deed.KILL, Deed.PARTITION, Deed.FULL_ARENA)
+OF_WORKERS = (Deed.KILL, Deed.STOP, Deed.HALF_OPEN, Deed.PARTITION, Deed.LOSS, Deed.CLOCK)
+
 
 class MockVictims:
     """Mock workers and stores, by the route of ``kvrelay fault``."""
 
-    def __init__(self, http: aiohttp.ClientSession, url: str, engine_key: str) -> None:
+    def __init__(self, http: aiohttp.ClientSession, url: str, engine_key: str, *, slow: float = 1.0) -> None:
+        """``slow``: while things are broken each step of a decode worker takes so many times as long, so that many
+        streams are not more tokens a second than few."""
         self._http = http
         self._url = f"{url}/workers"
         self._headers = {"authorization": f"Bearer {engine_key}"}
+        self._slow = slow
+        self._targets: dict[str, Target] = {}
+        self._hurt: dict[str, Deed] = {}
+        self._bursts: dict[str, Bursts] = {}
 
     def __repr__(self) -> str:
-        return f"<MockVictims at {self._url}>"
+        return f"<MockVictims at {self._url}, {self._hurt}>"
 
     async def targets(self) -> list[Target]:
-        shown = await self._ask("GET", "")
-        return [
-            Target(
-                name=each["name"],
-                kind=each["role"],
-                deeds=(Deed.KILL,) if each["role"] == "store" else (Deed.KILL, Deed.STOP),
-            )
-            for each in shown
-        ]
+        for each in await self._ask("GET", ""):
+            name, kind = each["name"], each["role"]
+            deeds = OF_STORES if kind == "store" else OF_WORKERS
+            self._targets[name] = Target(name=name, kind=kind, deeds=deeds)
+        return list(self._targets.values())
+
+    async def begin(self) -> None:
+        for name in self._targets:
+            await self.give(name, self._usual(name))
 
     async def hurt(self, name: str, deed: Deed) -> None:
-        await self._give(name, Faults(dead=deed is Deed.KILL, hang=deed is Deed.STOP))
+        self._hurt[name] = deed
+        if deed is Deed.LOSS:
+            self._bursts[name] = Bursts(lambda lost: self._suffer(name, Faults(mute=lost)))
+        else:
+            await self._suffer(name, SUFFERED[deed])
 
     async def mend(self, name: str) -> None:
-        await self._give(name, Faults())
+        deed, bursts = self._hurt.pop(name, None), self._bursts.pop(name, None)
+        if bursts is not None:
+            await bursts.end()
+        if deed is Deed.HALF_OPEN:
+            await self.give(name, Faults(dead=True))
+        await self.give(name, self._usual(name))
 
-    async def _give(self, name: str, faults: Faults) -> None:
+    async def end(self) -> None:
+        for name in self._targets:
+            await self.give(name, Faults())
+
+    def _usual(self, name: str) -> Faults:
+        target = self._targets.get(name)
+        return Faults(slow=self._slow if target is not None and target.kind == "decode" else 1.0)
+
+    async def _suffer(self, name: str, faults: Faults) -> None:
+        await self.give(name, msgspec.structs.replace(faults, slow=self._usual(name).slow))
+
+    async def give(self, name: str, faults: Faults) -> None:
+        """These faults and no others. Raises ``Lost``."""
         await self._ask("PUT", f"/{name}/faults", msgspec.json.encode(faults))
 
     async def _ask(self, method: str, path: str, body: bytes | None = None) -> Any:
@@ -72,55 +146,3 @@ class MockVictims:
         if response.status != 200:
             raise Lost(f"the mock workers answer {response.status}: {answer.decode(errors='replace')[:200]}")
         return msgspec.json.decode(answer)
-
-
-class ProcessVictims:
-    """``kvrelay worker``, ``store`` and ``router`` processes of this user on this machine. A supervisor has to start
-    those again that are killed."""
-
-    def __init__(self, deeds: Sequence[Deed]) -> None:
-        """``deeds``: KILL only where something starts processes again."""
-        self._deeds = tuple(deeds)
-        self._stopped: dict[str, list[psutil.Process]] = {}
-
-    def __repr__(self) -> str:
-        return f"<ProcessVictims, {len(self._stopped)} stopped>"
-
-    async def targets(self) -> list[Target]:
-        kinds = {name: kind for name, kind, _ in _processes()}
-        return [Target(name=name, kind=kind, deeds=self._deeds) for name, kind in sorted(kinds.items())]
-
-    async def hurt(self, name: str, deed: Deed) -> None:
-        tree = [process for found, _, process in _processes() if found == name]
-        if not tree:
-            raise Lost(f"no process is called {name} at the moment")
-        tree += tree[0].children(recursive=True)
-        if deed is Deed.STOP:
-            self._stopped[name] = tree
-        _signal(tree, signal.SIGSTOP if deed is Deed.STOP else signal.SIGKILL)
-
-    async def mend(self, name: str) -> None:
-        _signal(self._stopped.pop(name, []), signal.SIGCONT)
-
-
-def _processes() -> Iterable[tuple[str, str, psutil.Process]]:
-    """Name, kind and process of each member that runs here."""
-    for process in psutil.process_iter(["cmdline", "uids"]):
-        words = process.info["cmdline"] or []
-        at = next((at for at, word in enumerate(words) if word == "kvrelay" or word.endswith("/kvrelay")), None)
-        if at is None or process.info["uids"].real != os.getuid() or words[at + 1 : at + 2] == []:
-            continue
-        command = words[at + 1]
-        if command in _COMMANDS:
-            name = _option(words, "--name") or f"{command}-{process.pid}"
-            yield name, _option(words, "--role") or command, process
-
-
-def _option(words: list[str], flag: str) -> str:
-    return words[words.index(flag) + 1] if flag in words[:-1] else ""
-
-
-def _signal(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):  # it ended meanwhile
-            process.send_signal(number)

@@ -29,6 +29,9 @@ class Served(Protocol):
     def submit(self, sequence: Sequence, took: Took) -> None:
         """Let the engine compute it."""
 
+    async def reachable(self) -> None:
+        """Wait until its network is there."""
+
 
 class Answering:
     """The sequences of one request while the engine writes them."""

@@ -55,6 +55,7 @@ class Api:
         if request.path not in OPEN_PATHS and not hmac.compare_digest(given, self._expected):
             return _refusal(401, "this engine answers its router only; ask the router")
         try:
+            await self._served.reachable()
             return await handler(request)
         except BadRequest as error:
             return _refusal(error.status, str(error), error.param)
@@ -79,6 +80,7 @@ class Api:
             if body.stream:
                 return await self._stream(http, body, answer)
             await answer.until_whole()
+            await self._served.reachable()
             if answer.broken:
                 return _cut(http)
             return web.Response(body=shape.whole(sequences), content_type="application/json")
@@ -88,7 +90,7 @@ class Api:
     def _shape(self, body: Body, request_id: str, *, chat: bool) -> Shape:
         style = Style(
             id=f"{'chatcmpl' if chat else 'cmpl'}-{request_id}",
-            created=int(time.time()),
+            created=int(time.time() + self._served.faults.clock_s),
             model=self._model,
             token_ids=bool(body.return_token_ids),
             logprobs=body.wants_logprobs,
@@ -100,7 +102,9 @@ class Api:
         response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
         await response.prepare(http)  # like vLLM: the status does not wait for the engine
         while not answer.over:
-            await response.write(await answer.events())
+            events = await answer.events()
+            await self._served.reachable()
+            await response.write(events)
         if answer.broken:
             return _cut(http)
         await response.write(answer.last(usage=body.wants_usage))

@@ -38,6 +38,12 @@ class Faults(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     lose_events: Annotated[int, Meta(ge=0)] = 0
     """So many messages about its pages are lost on their way to the routers, counted down as they are."""
     params: Params = Params.SOUND
+    mute: bool = False
+    """Nothing comes out of it and nothing gets in, and no connection is closed: its network is cut."""
+    clock_s: Annotated[float, Meta(ge=-1e9, le=1e9)] = 0.0
+    """Its wall clock is so far ahead."""
+    full: bool = False
+    """Of a store: no slot is free, nor will be; what it has stays."""
 
 
 def parse(text: str) -> Faults:

@@ -108,9 +108,13 @@ class Handoffs:
             names = [*names, sequence.tail]
         if not names or self._store.is_away:
             return
-        self._store.put(names)
-        if isinstance(sequence.leg, PrefillLeg) and (target := self._target(sequence.leg)) is not None:
+        saved = self._store.put(names)
+        if not isinstance(sequence.leg, PrefillLeg) or (target := self._target(sequence.leg)) is None:
+            return
+        if saved:
             target.saved(sequence.leg.transfer, names, begun_s=begun_s, now=now)
+        else:
+            target.fail(sequence.leg.transfer, f"store {self._store.info.name} is full of pages in use")
 
     def ended(self, sequence: Sequence, now: float) -> None:
         leg = sequence.leg

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import secrets
 import socket
@@ -71,6 +72,7 @@ class Incarnation:
         )
         self.engine = Engine(Scheduler(cache, site.timing, site.limits, self._handoffs, site.author), site.now)
         self._feed = self._fed(LossyPages(log, condition))
+        self._network = asyncio.Event()
         self.obey()
 
     def __repr__(self) -> str:
@@ -84,6 +86,8 @@ class Incarnation:
         """Take the faults of now on."""
         self.engine.slow = self.faults.slow
         self.engine.hang(self.faults.hang)
+        self._feed.mute(self.faults.mute)
+        (self._network.clear if self.faults.mute else self._network.set)()
 
     def _fed(self, pages: LossyPages) -> Feed:
         return Feed(
@@ -130,6 +134,9 @@ class Incarnation:
             return None
         before, self._last_leg = self._last_leg, leg
         return _stale(leg, before) if self.faults.params is Params.STALE else leg
+
+    async def reachable(self) -> None:
+        await self._network.wait()
 
     def submit(self, sequence: Sequence, took: Took) -> None:
         self._handoffs.arrived(sequence, self._site.now())

@@ -60,15 +60,18 @@ class MockStore:
         self._pages: dict[PageName, None] = {}
         self._transfers: dict[str, Transfer] = {}
         self._failed = 0
+        self._refused = 0
         self.is_away = False
         """Between two lives."""
+        self.is_full = False
+        """Every slot is in use by somebody else: nothing goes, and nothing more comes."""
 
     def __repr__(self) -> str:
         return f"<MockStore {self.info.name}, {len(self._pages)} pages, {len(self._transfers)} transfers>"
 
     def counts(self) -> dict[str, int]:
         """For heartbeats."""
-        return {"pages_used": len(self._pages), "transfers_failed": self._failed}
+        return {"pages_used": len(self._pages), "transfers_failed": self._failed, "pages_refused": self._refused}
 
     # ------------------------------------------------------------ life and death
 
@@ -100,13 +103,16 @@ class MockStore:
     def has(self, name: PageName) -> bool:
         return name in self._pages
 
-    def put(self, names: Iterable[PageName]) -> None:
-        """These pages are whole here."""
+    def put(self, names: Iterable[PageName]) -> bool:
+        """These pages are whole here, unless there is no room: whether they are."""
         if self.is_away:
-            return
+            return False
         fresh = [name for name in names if name not in self._pages]
         if not fresh:
-            return
+            return True
+        if self.is_full:
+            self._refused += len(fresh)
+            return False
         self._pages.update(dict.fromkeys(fresh))
         excess = len(self._pages) - self._most_pages
         if excess > 0:
@@ -115,6 +121,7 @@ class MockStore:
                 del self._pages[name]
             self.log.remove(gone, Medium.MEMORY)
         self.log.store(fresh, Medium.MEMORY)
+        return True
 
     # ------------------------------------------------------------ hand-offs
 
@@ -163,7 +170,9 @@ class MockStore:
     def _arrived(self, transfer: Transfer, names: Sequence[PageName], now: float) -> None:
         if self.is_away or transfer.life != self.info.incarnation:
             return
-        self.put(names)
+        if not self.put(names):
+            self.fail(transfer.id, f"store {self.info.name} is full of pages in use")
+            return
         transfer.expected.difference_update(names)
         if transfer.expected or transfer.outcome is not None:
             return

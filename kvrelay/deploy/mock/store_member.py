@@ -64,10 +64,16 @@ class StoreMember:
 
     def suffer(self, faults: Faults) -> None:
         """Have these faults from now on. Raises ``Misconfigured`` for those that a store cannot have."""
-        if faults != Faults(dead=faults.dead):
-            raise Misconfigured("a mock store can be dead, and nothing else can be wrong with it")
+        if faults != Faults(dead=faults.dead, mute=faults.mute, full=faults.full):
+            raise Misconfigured("a mock store can be dead, mute or full, and nothing else can be wrong with it")
         self.faults = faults
+        self._obey()
         self._changed.set()
+
+    def _obey(self) -> None:
+        self.store.is_full = self.faults.full
+        if self._feed is not None:
+            self._feed.mute(self.faults.mute)
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -81,6 +87,7 @@ class StoreMember:
 
     async def _live(self) -> None:
         self._feed = feed = self._fed()
+        self._obey()
         try:
             await until_one_ends(feed.run(), self._death(feed))
         finally:
