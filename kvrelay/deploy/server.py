@@ -41,6 +41,8 @@ class EngineServer:
         self._http = http
         self._quote_log = quote_log
         self._tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
+        self.log_lines_lost = 0
+        """Lines of the engine's log that could not be written."""
 
     def __repr__(self) -> str:
         return f"<EngineServer {self.spec.url}, {self._child!r}>"
@@ -54,12 +56,18 @@ class EngineServer:
         return self._child.pid
 
     async def relay_log(self, sink: Sink) -> None:
-        """Hand the engine's log to ``sink``, line by line, until it ends."""
+        """Hand the engine's log to ``sink``, line by line, until it ends.
+
+        What a full disk does not take is lost and counted: an engine whose pipe nobody reads would stand still.
+        """
         output = self._child.output
         assert output is not None, "the engine is started with a pipe"
         while line := await _read_line(output):
             self._tail.append(line.decode(errors="replace").rstrip())
-            sink(line)
+            try:
+                sink(line)
+            except OSError:
+                self.log_lines_lost += 1
 
     async def wait_serving(self, within_s: float) -> None:
         """Return once /health answers 200. Raises ``Lost``, with the end of the log, when that does not come."""

@@ -87,7 +87,7 @@ class Worker:
             name=us.name,
             incarnation=us.incarnation,
             healthy=self.healthy,
-            counts=self.relay.counts(),
+            counts=self.relay.counts() | {"log_lines_lost": self._engine.log_lines_lost},
             progress=read_ticks(ticks_path(self._engine_file)),
         )
 

@@ -12,7 +12,8 @@ import pytest
 
 from kvrelay.config import ClusterConfig, Config, MockConfig, RouterConfig, WorkerConfig
 from kvrelay.deploy.chaos.run import ChaosPlan, wreak
-from kvrelay.deploy.chaos.victims import MockVictims
+from kvrelay.deploy.chaos.script import OF_CLIENTS
+from kvrelay.deploy.chaos.victims import OF_STORES, OF_WORKERS, MockVictims
 from kvrelay.deploy.mock.node import MockNode
 from kvrelay.deploy.mock.roster import mock_names
 from kvrelay.deploy.mock.site import Site
@@ -27,7 +28,7 @@ CONFIG = Config(
     worker=WorkerConfig(load_wait_s=0.5),
     cluster=ClusterConfig(stores=2, heartbeat_s=0.1),
 )
-PLAN = ChaosPlan(events=60, streams=12, every_s=0.25, lasts_s=(0.2, 1.2), words=(20, 600), tokens=(8, 60), hung_s=60.0)
+PLAN = ChaosPlan(events=90, streams=16, every_s=0.2, lasts_s=(0.2, 1.2), words=(20, 600), tokens=(8, 60), hung_s=60.0)
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +59,7 @@ async def test_whatever_dies_hangs_or_goes_away_no_answer_is_wrong(site: tuple[C
         outcome = await wreak(http, cluster.url, victims, plan)
     assert outcome.failures == [], f"with seed {seed}"
     assert outcome.held == [], f"with seed {seed}"
+    assert {label.split()[0] for label in outcome.deeds} == {*OF_STORES, *OF_WORKERS, *OF_CLIENTS}
     assert outcome.verdicts["right"] > plan.streams
     assert {"wrong", "hung"}.isdisjoint(outcome.verdicts)
     await cluster.at_rest()

@@ -6,10 +6,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from kvrelay.fleet.brain import Brain
-from kvrelay.fleet.flight import AbandonDecode, Plan, Rest
-from kvrelay.policy.recover import Manner
+from kvrelay.fleet.flight import AbandonDecode, Plan, Rest, Start
+from kvrelay.policy.admit import Slo
+from kvrelay.policy.recover import Manner, Pace
 from kvrelay.protocol.feed import Heartbeat, TransferEvent
 from kvrelay.types import Role, Stage
 from tests.fleet.known import ask, known_brain, member
@@ -119,6 +121,47 @@ def test_a_worker_that_drains_keeps_what_would_take_too_long_elsewhere() -> None
     assert brain.recovery.hand_over("r0", again, reason="drained", now=1.0) is None
     assert brain.decode_order("r0", 1.0).worker == worker
     assert brain.recovery.hand_over("r0", rest(manner=Manner.REPLAY, replay_tokens=2_000), reason="drained", now=1.0)
+
+
+# ---------------------------------------------------------------- no storm
+
+DEATH_S, PROMPT_S = 1000.0, 2.0
+
+
+def dying(brain: Brain, streams: int) -> dict[str, Rest]:
+    """What is left of the answers that ``d0`` writes: their prompts take two seconds each and lie nowhere."""
+    for number in range(streams):
+        now = 20.0 * number
+        begun(brain, ask(f"r{number}", (number, 2000), now=now), now)
+        brain.first_token(f"r{number}", now + 5)
+    rests = {}
+    for number in range(streams):
+        again = replace(ask(f"r{number}", (streams + number, 2000)), slo=Slo(priority=number % 3))
+        if brain.decode_order(f"r{number}", DEATH_S).worker == "d0":
+            rests[f"r{number}"] = Rest(ask=again, tokens=1)
+    return rests
+
+
+def test_a_death_with_many_streams_is_no_storm_of_prompts() -> None:
+    brain = known_brain([], [("d0", "s1"), ("d1", "s1")])
+    rests = dying(brain, 40)
+    plans = {name: brain.recovery.lost(name, rest, reason="reset", now=DEATH_S) for name, rest in rests.items()}
+    assert len(plans) >= 10
+    assert all(plans.values()), "nobody is given up"
+    begun_s = {name: 0.0 for name, plan in plans.items() if isinstance(plan, Plan)}
+    in_turn = []
+    for tenth in range(1, 1200):
+        for command in brain.recovery.turn(DEATH_S + tenth / 10):
+            assert isinstance(command, Start)
+            begun_s[command.request_id] = tenth / 10
+            in_turn.append(rests[command.request_id].ask)
+    assert begun_s.keys() == rests.keys(), "all begin"
+    for count, after_s in enumerate(begun_s.values()):
+        assert PROMPT_S * count <= 2 * (Pace().burst_s + Pace().share * after_s) + PROMPT_S, "half of two workers' time"
+    assert max(begun_s.values()) < PROMPT_S * len(rests) + 2, "and no less than that"
+    urgency = [again.slo.priority for again in in_turn if again is not None]
+    assert urgency == sorted(urgency, reverse=True)
+    assert len(set(urgency)) == 3
 
 
 # ---------------------------------------------------------------- who hangs

@@ -66,6 +66,12 @@ class Clients:
 
     async def learn(self) -> None:
         """What the answers are while all is well. Raises ``Lost`` when they cannot be had."""
+        try:
+            await self._learn()
+        except aiohttp.ClientError as error:
+            raise Lost(f"{self._url} cannot be reached ({error}); start the cluster, or name its --url") from error
+
+    async def _learn(self) -> None:
         async with self._http.get(self._models) as response:
             models = msgspec.json.decode(await response.read())
         if response.status != 200 or not models["data"]:

@@ -69,8 +69,8 @@ async def wreak(
     """Break the cluster at ``url``; ``told`` hears of each event. Raises ``Lost`` when it does not serve."""
     asked = questions(plan.questions, plan.seed, words=plan.words, tokens=plan.tokens)
     clients = Clients(http, url, asked, hung_s=plan.hung_s)
-    await clients.learn()
     targets = await victims.targets()
+    await clients.learn()
     script = Script(targets, plan.seed, every_s=plan.every_s, lasts_s=plan.lasts_s)
     await victims.begin()
     asking = asyncio.create_task(clients.run(plan.streams, plan.seed, plan.ramp_s))

@@ -34,36 +34,42 @@ class Victims(Protocol):
 
 
 class Together:
-    """Victims of several kinds."""
+    """Victims of several kinds; of one name, what all of them can do to it."""
 
     def __init__(self, kinds: Sequence[Victims]) -> None:
         self._kinds = kinds
-        self._home: dict[str, Victims] = {}
+        self._able: dict[tuple[str, Deed], Victims] = {}
+        self._hurt: dict[str, Victims] = {}
 
     def __repr__(self) -> str:
         return f"<Together {list(self._kinds)}>"
 
     async def targets(self) -> list[Target]:
-        found: list[Target] = []
-        for kind in self._kinds:
-            targets = await kind.targets()
-            self._home |= dict.fromkeys((target.name for target in targets), kind)
-            found += targets
-        return found
+        kinds: dict[str, str] = {}
+        for victims in self._kinds:
+            for target in await victims.targets():
+                kinds.setdefault(target.name, target.kind)
+                self._able |= {(target.name, deed): victims for deed in target.deeds}
+        return [
+            Target(name=name, kind=kind, deeds=tuple(deed for able, deed in self._able if able == name))
+            for name, kind in kinds.items()
+        ]
 
     async def begin(self) -> None:
-        for kind in self._kinds:
-            await kind.begin()
+        for victims in self._kinds:
+            await victims.begin()
 
     async def hurt(self, name: str, deed: Deed) -> None:
-        await self._home[name].hurt(name, deed)
+        self._hurt[name] = self._able[name, deed]
+        await self._hurt[name].hurt(name, deed)
 
     async def mend(self, name: str) -> None:
-        await self._home[name].mend(name)
+        if name in self._hurt:
+            await self._hurt[name].mend(name)
 
     async def end(self) -> None:
-        for kind in self._kinds:
-            await kind.end()
+        for victims in self._kinds:
+            await victims.end()
 
 
 SUFFERED = {
