@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import pytest
+
 from benchmarks import load
 from benchmarks.answers import Answer
 from benchmarks.load import LONG_TOKENS, STREAM_TOKENS, Window
@@ -14,10 +18,13 @@ def handed(*token_s: float, sent_s: float = 0.0, gap_s: float | None = 0.05) -> 
     return Handed(answer=answer, prefill_s=None, gap_s=gap_s)
 
 
-async def test_streams_ask_again_until_the_time_is_over() -> None:
+async def test_streams_ask_again_until_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     split = FakeSplit()
-    await load.measure(split, 0.05, lambda line: None, warm_up_s=0.0)
-    assert len(split.prompts) > 2
+    monkeypatch.setattr(load, "time", SimpleNamespace(monotonic=lambda: 0.01 * len(split.prompts)))
+    monkeypatch.setattr(load, "STREAMS", 1)  # the others begin some seconds later
+    monkeypatch.setattr(load, "LONG_EVERY_S", 0.0)
+    await load.measure(split, 0.5, lambda line: None, warm_up_s=0.0)
+    assert 50 <= len(split.prompts) <= 52
     assert {len(prompt) for prompt in split.prompts} == {STREAM_TOKENS[0], LONG_TOKENS[0]}
 
 

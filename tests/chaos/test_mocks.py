@@ -50,6 +50,7 @@ async def site(tiny: Path) -> AsyncIterator[tuple[Cluster, MockNode]]:
         await asyncio.gather(running, return_exceptions=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1])
 async def test_whatever_dies_hangs_or_goes_away_no_answer_is_wrong(site: tuple[Cluster, MockNode], seed: int) -> None:
     cluster, node = site

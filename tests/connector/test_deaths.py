@@ -178,6 +178,7 @@ def test_another_p_goes_on_from_the_pages_that_the_first_one_left(two_nodes: Nod
         at_rest(client)
 
 
+@pytest.mark.slow
 def test_a_p_that_dies_before_its_first_page_leaves_nothing_and_d_computes_all(two_nodes: Nodes) -> None:
     near, far, p, d = two_nodes
     p_leg, d_leg = legs("t/0/0", far.address)

@@ -80,6 +80,7 @@ def test_a_restarted_store_is_asked_anew(start_store: Start) -> None:
         assert inquiry.exists([page_name(1)]) == [False], "the link was dead, and nobody had noticed"
 
 
+@pytest.mark.slow
 def test_a_store_that_does_not_answer_is_lost_and_its_late_answer_is_no_other_ones(
     start_store: Start, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:

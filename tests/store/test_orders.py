@@ -104,6 +104,7 @@ async def test_an_order_that_cannot_be_carried_out_fails_at_once_and_costs_nothi
         assert (counts["push_orders_refused"], counts["transfers_open"], counts["pushes_open"]) == (1, 0, 0)
 
 
+@pytest.mark.slow
 async def test_a_target_that_is_gone_or_hangs_fails_the_order(start_store: Start, connect: Connect) -> None:
     async with listening() as ear:
         stores = await asyncio.to_thread(Stores, ear, start_store, connect, "store.stalled_push_s = 2")

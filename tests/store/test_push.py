@@ -223,6 +223,7 @@ def test_a_receiver_that_dies_fails_the_push_and_the_next_one_finds_its_successo
     check_all(pair.reader, 4)
 
 
+@pytest.mark.slow
 def test_a_peer_that_stops_is_given_up_and_taken_back_when_it_goes_on(start_store: Start, connect: Connect) -> None:
     pair = Pair(start_store, connect, toml="store.stalled_push_s = 2")
     put_all(pair.writer, 4)

@@ -73,6 +73,7 @@ def kill(mocks: Mocks, worker: str | None, store: str) -> None:
         mocks.suffer(worker, dead=True)
 
 
+@pytest.mark.slow
 async def test_an_answer_goes_on_from_its_copies_when_the_node_dies(mocks: Mocks) -> None:
     stream, worker = await copied(mocks)
     index = mocks.cluster.router.brain.index
@@ -88,6 +89,7 @@ async def test_an_answer_goes_on_from_its_copies_when_the_node_dies(mocks: Mocks
     assert lost.cached_tokens > 700, "nobody computed the prompt again, nor what was written and copied"
 
 
+@pytest.mark.slow
 async def test_the_death_of_the_store_with_the_copies_fails_no_read(mocks: Mocks) -> None:
     stream, worker = await copied(mocks)
     holders = [store for store in ("store-0", "store-1", "store-2") if store != NEAR[worker]]

@@ -84,6 +84,7 @@ def load(mocks: Mocks) -> Iterator[list[int]]:
             each.cancel()
 
 
+@pytest.mark.slow
 async def test_every_worker_is_restarted_in_turn_and_no_request_fails(mocks: Mocks) -> None:
     mocks.suffer(*mocks.node.workers, slow=8.0)
     with load(mocks) as right:
@@ -122,6 +123,7 @@ async def test_what_a_draining_worker_has_left_is_counted_until_it_is_done(mocks
     assert {(await mocks.ask(prompt(number)))["decode_worker"] for number in range(4, 12)} == set(DECODES)
 
 
+@pytest.mark.slow
 async def test_streams_go_on_elsewhere_without_much_to_compute_when_the_deadline_is_over(
     mocks: Mocks, tmp_path: Path
 ) -> None:
@@ -215,6 +217,7 @@ async def test_an_operator_needs_the_key_and_asks_for_what_there_is(mocks: Mocks
     link.close()
 
 
+@pytest.mark.slow
 async def test_the_command_says_when_a_worker_is_empty_and_gives_it_work_again(mocks: Mocks, tmp_path: Path) -> None:
     write_secret(tmp_path / "key", KEY.decode())
     assert await _command(mocks, tmp_path, "decode-0") == (0, "decode-0 is empty: it can be stopped.\n")
