@@ -44,14 +44,14 @@ class Relay:
 
     def __init__(
         self,
-        lives: Lives,
+        lives: Lives | None,
         wait: Wait,
         counted: Callable[[bytes], Awaitable[bytes]],
         remains: Remains | None,
         tap: Tap | None,
     ) -> None:
-        """``counted`` puts the router's own count of cached tokens where a worker's stands; without a ``tap`` the
-        answer ends when its worker does."""
+        """``lives``: None for an answer that goes on nowhere. ``counted`` puts the router's own count of cached tokens
+        where a worker's stands; without a ``tap`` the answer ends when its worker does."""
         self._lives = lives
         self._wait = wait
         self._counted = counted
@@ -155,6 +155,7 @@ class Relay:
     async def _next_life(self, reason: str) -> AsyncIterator[bytes]:
         """What another worker adds. Raises ``Lost`` when that one is lost, too."""
         assert self._tap is not None, "what was not journaled cannot go on"
+        assert self._lives is not None, "what is journaled may go on"
         if self._tap.journal.open:
             continuation = await self._went_on(reason)
             if continuation is None:
@@ -173,6 +174,7 @@ class Relay:
         self._whole = True
 
     async def _went_on(self, reason: str) -> Continuation | None:
+        assert self._lives is not None, "what is journaled may go on"
         try:
             return await self._lives.go_on(reason)
         except (Lost, Malformed):
@@ -184,6 +186,7 @@ class Relay:
         """What follows the last token, as far as the client does not have it."""
         assert self._tap is not None, "what was not journaled cannot go on"
         assert self._remains is not None, "what is journaled is known"
+        assert self._lives is not None, "what is journaled may go on"
         if not self._remains.wants_usage or self._tap.usage_sent:
             return sse.DONE
         head = msgspec.structs.asdict(self._tap.head)

@@ -124,6 +124,11 @@ class Remains:
         """What was sent is known well enough."""
         return self.journal.is_exact and (self.manner is Manner.REPLAY or self.journal.is_plain)
 
+    @property
+    def is_open(self) -> bool:
+        """Something is left to write, and another worker could."""
+        return bool(self.journal.open) and self.can_go_on
+
     def rest_of(self, index: int) -> list[int]:
         """What the next worker is asked for choice ``index``: a replay begins with the prompt alone."""
         choice = self.journal.choices[index]

@@ -1,0 +1,157 @@
+"""The lives of a streamed answer after its first: another decode worker writes the rest, since the one before was lost
+or is to become empty. It must never leave a worker that writes before the next one is found."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+
+from kvrelay.fleet.brain import Brain
+from kvrelay.fleet.flight import Command, Plan, Waits
+from kvrelay.router.continuation import Continuation, RestOfChoice, rests_of
+from kvrelay.router.decodes import Decodes
+from kvrelay.router.prefills import Prefills, accepted
+from kvrelay.router.resumable import Remains
+from kvrelay.router.tap import Tap
+from kvrelay.router.tokens import Tokens
+from kvrelay.router.turn import Turn
+from kvrelay.router.upstream import Reply
+from kvrelay.router.wait import Wait
+
+log = logging.getLogger("kvrelay.router")
+
+
+class Succession:
+    """Of one request whose answer may go on elsewhere."""
+
+    def __init__(
+        self,
+        brain: Brain,
+        clock: Callable[[], float],
+        tokens: Tokens,
+        remains: Remains,
+        tap: Tap,
+        prefills: Prefills,
+        decodes: Decodes,
+        turn: Turn,
+        wait: Wait,
+        *,
+        request_id: str,
+        salt: str,
+        start: Callable[[Plan], None],
+        obey: Callable[[Iterable[Command]], None],
+    ) -> None:
+        """``start`` does what a plan says."""
+        self._brain = brain
+        self._clock = clock
+        self._tokens = tokens
+        self._remains = remains
+        self._tap = tap
+        self._prefills = prefills
+        self._decodes = decodes
+        self._turn = turn
+        self._wait = wait
+        self._id = request_id
+        self._salt = salt
+        self._start = start
+        self._obey = obey
+        self._moving: asyncio.Task[None] | None = None
+        self._is_moved = False
+        """The next worker was found before the present one was left; its prefills and pulls are under way."""
+        self._lost_s = 0.0
+        """Since when the client waits for the next piece."""
+        self._continuation: Continuation | None = None
+
+    def __repr__(self) -> str:
+        return f"<Succession of {self._id}, {self._remains!r}>"
+
+    # ------------------------------------------------------------ from one that writes
+
+    def leave(self, reason: str) -> None:
+        """The present worker is there and writes: it is left once another one is found that writes on at once."""
+        if self._moving is None and self._remains.is_open and not self._lost_s:
+            self._moving = asyncio.create_task(self._move(reason))
+            self._moving.add_done_callback(self._moved)
+
+    async def _move(self, reason: str) -> None:
+        if not await rests_of(self._remains, self._tap, self._tokens):
+            return
+        if not self._remains.is_open or self._lost_s:
+            return  # it came to its end meanwhile, or was lost
+        open_choices = self._remains.journal.open
+        rest = self._remains.rest(open_choices)
+        plan = self._brain.recovery.hand_over(self._id, rest, reason=reason, now=self._clock())
+        if plan is not None:
+            self._is_moved = True
+            self._turn.renew()
+            self._decodes.drop()
+            # Not when the client has read so far: it may be slow, and what the brain counts on must be under way.
+            self._begin(plan, open_choices)
+
+    def _moved(self, task: asyncio.Task[None]) -> None:
+        self._moving = None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("the answer of %s could not be moved", self._id, exc_info=error)
+
+    # ------------------------------------------------------------ the client has all of the life before
+
+    async def go_on(self, reason: str) -> Continuation | None:
+        """The rest of the answer from another worker; None when there is none. Raises ``Lost``, ``Malformed``, ..."""
+        self._lost_s = self._wait.since_s or self._lost_s or self._clock()
+        self._wait.end()
+        self._decodes.drop()
+        reason = self._decodes.take_reason(reason)
+        rests = await rests_of(self._remains, self._tap, self._tokens)
+        if not self._is_next_found([rest.index for rest in rests], reason):
+            return None
+        await self._turn.wait()
+        legs = [(rest, await self._open_rest(rest)) for rest in rests]
+        self._continuation = Continuation(legs, self._wait)
+        return self._continuation
+
+    def _is_next_found(self, open_choices: list[int], reason: str) -> bool:
+        """Whether these choices go on, now or when their turn comes; what they wait for is under way then."""
+        is_moved, self._is_moved = self._is_moved, False
+        if is_moved and open_choices:
+            return True
+        self._turn.renew()
+        now = self._clock()
+        plan = self._brain.recovery.lost(self._id, self._remains.rest(open_choices), reason=reason, now=now)
+        if plan is not None:
+            self._begin(plan, open_choices)
+        self._obey(self._brain.waits.flush(now))
+        return plan is not None
+
+    def _begin(self, plan: Plan | Waits, open_choices: list[int]) -> None:
+        """Have done what these choices, cut off here, wait for before they go on."""
+        self._prefills.renew([self._remains.rest_of(index) for index in open_choices])
+        if isinstance(plan, Plan):
+            self._start(plan)
+            self._obey(plan.pulls)
+
+    async def _open_rest(self, rest: RestOfChoice) -> Reply:
+        """Raises ``Lost``, ``Rejected``, ``Overloaded``."""
+        order = self._brain.decode_order(self._id, self._clock())
+        body = self._remains.body(rest.index, order, self._salt)
+        self._wait.begin()
+        reply = await self._decodes.open(f"{order.url}{self._remains.request.kind.path}", body, f"-r{rest.index}")
+        if reply.status != 200:
+            await accepted(reply)
+        return reply
+
+    def resumed(self) -> None:
+        """The first piece of the rest goes to the client."""
+        now = self._clock()
+        self._obey(self._brain.recovery.resumed(self._id, now - self._lost_s, now))
+        self._lost_s = 0.0
+
+    def cached_tokens(self) -> int | None:
+        return self._brain.cached_tokens(self._id)
+
+    def close(self) -> None:
+        """Nobody reads the answer any more."""
+        if self._moving is not None:
+            self._moving.cancel()
+        if self._continuation is not None:
+            self._continuation.close()
