@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
@@ -141,3 +142,63 @@ async def test_a_stream_moves_on_when_the_worker_it_moved_to_drains_before_its_c
     await until(lambda: len(prompts_of(fleet)) == 3)
     assert await text_of(blocks, read) == TEXT
     desk_of(fleet).close(ID, 200)
+
+
+async def test_a_prefill_worker_that_leaves_while_it_computes_the_rest_of_a_prompt_is_not_waited_for(
+    fleet: Fleet,
+) -> None:
+    blocks, read = await streaming(await opened(fleet))
+    await until(lambda: fleet.script.struck == 1)
+    fleet.cluster.workers["p1"].hold.clear()
+    drain(fleet)
+    await until(lambda: len(prompts_of(fleet)) == 2)
+    await fleet.cluster.members["p1"].leave()
+    assert await text_of(blocks, read) == TEXT
+    desk_of(fleet).close(ID, 200)
+    fleet.cluster.workers["p1"].hold.set()
+
+
+async def test_a_worker_that_leaves_while_it_is_asked_for_the_rest_is_followed_by_a_third(fleet: Fleet) -> None:
+    await fleet.add("d3")
+    reading, following = await asked_for_the_rest(fleet)
+    await fleet.cluster.members[following].leave()
+    await until(lambda: hung(fleet) != following)
+    fleet.cluster.workers[hung(fleet)].hold.set()
+    assert await reading == TEXT
+    desk_of(fleet).close(ID, 200)
+    fleet.cluster.workers[following].hold.set()
+
+
+async def test_a_client_that_hangs_up_while_a_worker_is_asked_for_the_rest_leaves_nothing_behind(fleet: Fleet) -> None:
+    reading, following = await asked_for_the_rest(fleet)
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+    desk_of(fleet).close(ID, 499)
+    await until(lambda: fleet.cluster.workers[following].in_flight == 0)
+    fleet.cluster.workers[following].hold.set()
+
+
+async def test_a_stream_does_not_move_while_a_worker_is_asked_for_its_rest(fleet: Fleet) -> None:
+    """The next question of whoever drains comes when it can."""
+    await fleet.add("d3")
+    reading, following = await asked_for_the_rest(fleet)
+    drain(fleet)
+    await asyncio.sleep(0.05)
+    assert hung(fleet) == following
+    fleet.cluster.workers[following].hold.set()
+    assert await reading == TEXT
+    desk_of(fleet).close(ID, 200)
+
+
+async def asked_for_the_rest(fleet: Fleet) -> tuple[asyncio.Task[str], str]:
+    """A client that reads on, and the worker that has its question and does not answer it."""
+    blocks, read = await streaming(await opened(fleet))
+    await until(lambda: fleet.script.struck == 1)
+    before = hung(fleet)
+    others = [worker for name, worker in fleet.cluster.workers.items() if name not in ("p1", before)]
+    for worker in others:
+        worker.hold.clear()
+    drain(fleet)
+    reading = asyncio.create_task(text_of(blocks, read))
+    await until(lambda: sum(worker.in_flight for worker in others) == 1)
+    return reading, hung(fleet)
