@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Collection, Sequence
+from itertools import repeat
 from typing import NamedTuple
 
 import msgspec
@@ -19,7 +20,7 @@ from kvrelay.fleet.rates import Law
 from kvrelay.fleet.reach import Reach, Sight
 from kvrelay.fleet.workers import Fleet, Handoff
 from kvrelay.policy.cost import Hints, Item, Prompt, Readers, Ways, Writers, uncached_tokens
-from kvrelay.policy.perf import Rates, beside_an_answer, prefill_seconds
+from kvrelay.policy.perf import Rates, prefill_seconds
 from kvrelay.policy.route import Decision, choose
 from kvrelay.types import Engine, PromptNames, Role, Value, WorkerInfo
 
@@ -235,7 +236,7 @@ class Chooser:
     ) -> tuple[list[float], list[int]]:
         """Waits, and how many prompts stand back, by worker."""
         loads, queues_s, passed = self._loads, [0.0] * len(place.names), [0] * len(place.names)
-        busy, cached = loads.busy(), hints.most_tokens()
+        busy, cached = loads.busy(), hints.most_tokens() if any(place.lets_pass) else ()
         for at, name in enumerate(place.names):
             if name not in busy:
                 continue
@@ -249,22 +250,21 @@ class Chooser:
 
     def _writers(self, place: Place, readers: Readers, computes: Sequence[int], prompt: Prompt) -> Writers:
         loads, names = self._loads, place.names
-        answer_s = [rates[0] for rates in self._experience.rates(Law.ANSWER, names)]
-        beside = list(map(beside_an_answer, readers.rates, answer_s))
+        answers = self._experience.rates(Law.ANSWER, names)
+        running = [loads.running.get(name, 0) for name in names]
         return Writers(
-            readers=dataclasses.replace(readers, rates=beside),
+            readers=dataclasses.replace(readers, rates=readers.rates.beside(answers)),
             step_rates=self._experience.rates(Law.STEP, names),
-            answer_s=answer_s,
+            answer_s=answers.starts(),
             sequences=[loads.sequences.get(name, 0) for name in names],
-            running=[max(1.0, loads.running.get(name, 0), loads.usually_running(name)) for name in names],
+            running=list(map(max, repeat(1.0), running, loads.usually_running(names))),
             kv_tokens=[loads.kv_tokens.get(name, 0) for name in names],
             kv_capacity_tokens=place.kv_tokens,
             # Those that run are, on average, half way through.
             remaining_tokens=prompt.output_tokens / 2,
             computes=computes,
             chunk_tokens=[
-                tokens if loads.running.get(name, 0) else math.inf
-                for name, tokens in zip(names, place.chunk_tokens, strict=True)
+                tokens if many else math.inf for many, tokens in zip(running, place.chunk_tokens, strict=True)
             ],
         )
 

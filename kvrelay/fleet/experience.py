@@ -13,8 +13,9 @@ from kvrelay.fleet.rates import Law, RateBook
 from kvrelay.policy.cost import Item
 from kvrelay.policy.fit import Fit
 from kvrelay.policy.hardware import hardware_of, shape_of
+from kvrelay.policy.laws import Laws
 from kvrelay.policy.moves import Move
-from kvrelay.policy.perf import Perf, Rates, seed
+from kvrelay.policy.perf import Perf, seed
 from kvrelay.types import Engine, Value, WorkerInfo
 
 OUTPUT_TOKENS = 128.0
@@ -165,7 +166,7 @@ class Experience:
         of_kind = law.of(self._kinds[kind]).rates
         self._rates[law].write(worker, kind, of_kind=of_kind, own=own.rates if own.seen >= OWN_AFTER else None)
 
-    def rates(self, law: Law, workers: Iterable[str]) -> list[Rates]:
+    def rates(self, law: Law, workers: tuple[str, ...]) -> Laws:
         """Of each of them. Raises KeyError for one that never joined."""
         self.study()
         return self._rates[law].of(workers)

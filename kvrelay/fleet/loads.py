@@ -97,9 +97,9 @@ class Loads:
         """Workers with prompts to compute, or for which some are held back; all others are idle."""
         return self._backlogs.keys() | self._held.keys()
 
-    def usually_running(self, worker: str) -> float:
-        """How many ran there, by the choices of the recent past."""
-        return self._usual.get(worker, 0.0)
+    def usually_running(self, workers: Iterable[str]) -> list[float]:
+        """How many ran at each, by the choices of the recent past."""
+        return [self._usual.get(worker, 0.0) for worker in workers]
 
     def _choose(self, worker: str) -> None:
         self._choices += 1

@@ -4,6 +4,7 @@ one that nobody would wait for."""
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import chain
 from operator import itemgetter
 from typing import NamedTuple
@@ -125,9 +126,10 @@ class PlaceOffers:
         at_hand, stored, coming = [0.0] * len(place.names), [0] * len(place.names), list[Coming]()
         for root, members in place.kinds.items():
             by_holder, page_tokens = sight.depths.get(root, {}), place.page_tokens[members[0]]
-            for at in members if by_holder else ():
-                stored[at] = there = by_holder.get(place.store_keys[at], 0)
-                at_hand[at] = page_tokens * max(there, by_holder.get(place.names[at], 0))
+            there = [by_holder.get(place.store_keys[at], 0) for at in members] if by_holder else ()
+            held = [by_holder.get(place.names[at], 0) for at in members] if by_holder else ()
+            for at, near, own in zip(members, there, held, strict=False):
+                stored[at], at_hand[at] = near, page_tokens * (near if near > own else own)
             for work, pages in sight.works.get(root, ()):
                 for at in place.reach(work.worker, work.stores):
                     if place.roots[at] == root:
@@ -155,9 +157,16 @@ class PlaceOffers:
         found: list[Offer] = [(ENGINE, held * page_tokens, 0.0)]
         if stored > held:  # else it has no more, and has to be loaded
             found.append((STORE, stored * page_tokens, self._links.restore_s(row, stored * place.page_bytes[at])))
-        if root in sight.works or root in sight.peers:
-            found += self._waited_for(at, root, max(held, stored), stored)
+        own = max(held, stored)
+        if at in self._reached or any(peer.pages > own for peer in sight.peers.get(root, ())):
+            found += self._waited_for(at, root, own, stored)
         return found
+
+    @cached_property
+    def _reached(self) -> set[int]:
+        """Positions of those that will have what comes."""
+        works = [work for each in self._sight.works.values() for work, _ in each]
+        return {at for work in works for at in self._place.reach(work.worker, work.stores)}
 
     def _waited_for(self, at: int, root: PageName, own: int, stored: int) -> Iterator[Offer]:
         """Those that nobody waits too long for, after those that are held back already: these come when their prefix is

@@ -32,13 +32,13 @@ def _of_few(prompt: Prompt, readers: Readers, price: Sequence[float]) -> list[fl
 
 def _of_many(prompt: Prompt, readers: Readers, price: Sequence[float]) -> list[float]:
     asked, (at_hand, stored, coming) = prompt.tokens, readers.hints
-    rates, prices = np.array(readers.rates).T, np.array(price, float)
-    found = _cost_s(asked, tuple(rates), prices, np.array(at_hand, float), np.maximum)
+    rates, prices = readers.rates.columns, np.array(price, float)
+    found = _cost_s(asked, rates, prices, np.array(at_hand, float), np.maximum)
     queue_s, there = np.array(readers.queue_s, float), np.array(stored, float)
     for prefix in coming:
         to = np.array(prefix.to)
         wait_s = np.maximum(0.0, _there_s(prefix, there[to], np.maximum) - queue_s[to])
-        cost_s = wait_s + _cost_s(asked, tuple(rates[:, to]), prices[to], prefix.tokens, np.maximum)
+        cost_s = wait_s + _cost_s(asked, tuple(rate[to] for rate in rates), prices[to], prefix.tokens, np.maximum)
         found[to] = np.minimum(found[to], cost_s)
     least_s: list[float] = found.tolist()
     return least_s

@@ -6,12 +6,13 @@ One worker at a time, in plain numbers: a choice prices few of all pairs. ``boun
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
-from kvrelay.policy.perf import Rates, prefill_seconds, step_seconds
+from kvrelay.policy.laws import Laws
+from kvrelay.policy.perf import prefill_seconds, step_seconds
 from kvrelay.types import Value
 
 EFFORT_SHARE = 0.1
@@ -134,7 +135,7 @@ class Readers:
     """Workers that could compute this prompt, one column each."""
 
     names: Sequence[str]
-    rates: Sequence[Rates]
+    rates: Laws
     """Of ``perf.prefill_amounts``."""
     queue_s: Sequence[float]
     passed: Sequence[int]
@@ -154,7 +155,7 @@ class Writers:
 
     readers: Readers
     """The same workers as places to compute the prompt."""
-    step_rates: Sequence[Rates]
+    step_rates: Laws
     """Of ``perf.step_seconds``."""
     answer_s: Sequence[float]
     sequences: Sequence[float]
@@ -225,12 +226,20 @@ def read(prompt: Prompt, readers: Readers, at: int, price: float = 1.0) -> Readi
     return best
 
 
-def transfer_s(prompt: Prompt, readers: Readers, prefill_s: float, ways: Ways, reader: int, writer: int) -> float:
-    """Latency, and what the link has not moved when the prefill of ``prefill_s`` is done."""
-    source, target = ways.sources[reader], ways.targets[writer]
-    size_bytes = max(0.0, prompt.tokens - ways.stored_tokens[reader][writer]) * readers.token_bytes[reader]
-    moved_s = ways.s_per_byte[source][target] * (size_bytes + ways.in_flight_bytes[source][target])
-    return ways.latency_s[source][target] + max(0.0, moved_s - prefill_s)
+def transfers_s(
+    prompt: Prompt, readers: Readers, prefill_s: float, ways: Ways, reader: int, writers: Iterable[int]
+) -> list[float]:
+    """To each writer: latency, and what the link has not moved when the prefill of ``prefill_s`` is done."""
+    source, stored, targets = ways.sources[reader], ways.stored_tokens[reader], ways.targets
+    latency_s, s_per_byte = ways.latency_s[source], ways.s_per_byte[source]
+    in_flight_bytes, token_bytes, asked = ways.in_flight_bytes[source], readers.token_bytes[reader], prompt.tokens
+    found = []
+    for at in writers:
+        to, lacking = targets[at], asked - stored[at]
+        size_bytes = lacking * token_bytes if lacking > 0.0 else 0.0
+        exposed_s = s_per_byte[to] * (size_bytes + in_flight_bytes[to]) - prefill_s
+        found.append(latency_s[to] + exposed_s if exposed_s > 0.0 else latency_s[to])
+    return found
 
 
 def prefill_price(readers: Readers, at: int) -> float:

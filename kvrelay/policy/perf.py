@@ -34,12 +34,6 @@ def prefill_seconds(rates: Sequence[Number], new_tokens: Number | float, past_to
     return rates[0] + rates[1] * new_tokens + rates[2] * (new_tokens * (past_tokens + new_tokens / 2))
 
 
-def beside_an_answer(prefill_rates: Rates, answer_s: float) -> Rates:
-    """What a prefill adds where an answer is written anyway, as rates like ``prefill_rates``: its start is a way to the
-    worker, a step and the way back, and the answer has all of them."""
-    return max(0.0, prefill_rates[0] - answer_s), *prefill_rates[1:]
-
-
 def step_seconds(rates: Sequence[Number], sequences: Number, kv_tokens: Number) -> Number:
     """Seconds of a decode step."""
     return rates[0] + rates[1] * sequences + rates[2] * kv_tokens

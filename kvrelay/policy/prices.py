@@ -4,7 +4,7 @@ must never name another place than pricing all of them in detail would."""
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import takewhile
 
@@ -19,7 +19,7 @@ from kvrelay.policy.cost import (
     harmed,
     prefill_price,
     read,
-    transfer_s,
+    transfers_s,
 )
 from kvrelay.policy.writing import write_s
 
@@ -44,6 +44,7 @@ class Prices:
         self.writers = writers
         self.ways = ways
         self._reads: dict[int, tuple[float, Reading]] = {}
+        self._owns: dict[int, Reading] = {}
         self._write_s = write_s(prompt, writers)
 
     def __repr__(self) -> str:
@@ -67,7 +68,11 @@ class Prices:
 
     def own_reading(self, at: int) -> Reading:
         """How a writer would compute the prompt itself."""
-        return read(self.prompt, self.writers.readers, at, 1.0 + harmed(self.writers, at))
+        known = self._owns.get(at)
+        if known is None:
+            price = 1.0 + harmed(self.writers, at)
+            known = self._owns[at] = read(self.prompt, self.writers.readers, at, price)
+        return known
 
     def own_wait_s(self, at: int, own: Reading) -> float:
         """How long a prompt waits that a writer computes itself."""
@@ -75,7 +80,7 @@ class Prices:
 
     def moved_s(self, reader: int, writer: int, reading: Reading) -> float:
         """How long the hand-off takes beyond the prefill."""
-        return transfer_s(self.prompt, self.readers, reading.prefill_s, self.ways, reader, writer)
+        return transfers_s(self.prompt, self.readers, reading.prefill_s, self.ways, reader, [writer])[0]
 
     def behind_s(self, reader: int, writer: int, reading: Reading, moved_s: float) -> float:
         """How long the prompts that the writer computes itself keep one waiting that comes when the reader is done."""
@@ -85,9 +90,15 @@ class Prices:
         return max(0.0, queue_s - self.readers.queue_s[reader] - reading.source_s - reading.prefill_s - moved_s)
 
     def _remote_s(self, reader: int, writer: int) -> float:
+        return self._remotes_s(reader, [writer])[0]
+
+    def _remotes_s(self, reader: int, writers: Sequence[int]) -> list[float]:
         read_s, reading = self._read(reader)
-        moved_s = self.moved_s(reader, writer, reading)
-        return read_s + moved_s + self._write_s[writer] + self.behind_s(reader, writer, reading, moved_s)
+        moves_s = transfers_s(self.prompt, self.readers, reading.prefill_s, self.ways, reader, writers)
+        return [
+            read_s + moved_s + self._write_s[at] + self.behind_s(reader, at, reading, moved_s)
+            for at, moved_s in zip(writers, moves_s, strict=True)
+        ]
 
     def _local_s(self, at: int) -> float:
         own = self.own_reading(at)
@@ -134,24 +145,30 @@ class Prices:
         for at in self._locals_in_order:
             if self._least_local_s[at] >= worst_s:
                 break
-            worst_s = _keep(found, (self._local_s(at), LOCAL, at))
+            worst_s = _keep(found, (self._local_s(at), LOCAL, at), [])
         return found
 
     @cached_property
     def _remote(self) -> list[_Priced]:
-        """The cheapest pairs. What reader and writer cost without the way between them tells most others off."""
+        """The cheapest pair, and those that are among the cheapest places of all.
+
+        What reader and writer cost without the way between them tells most others off.
+        """
         found: list[_Priced] = []
-        worst_s, ways, (readers, writers) = float("inf"), self.ways, self._in_order
+        worst_s, (readers, writers) = float("inf"), self._in_order
         for reader in readers if writers else ():
             if self._least_read_s[reader] + self._write_s[writers[0]] >= worst_s:
                 break
-            at_least_s, allowed = self._read(reader)[0] + ways.least_s[reader], ways.allowed[reader]
-            for writer in writers:
-                if at_least_s + self._write_s[writer] >= worst_s:
-                    break
-                if allowed[writer]:
-                    worst_s = _keep(found, (self._remote_s(reader, writer), reader, writer))
+            few = self._few(reader, worst_s)
+            for total_s, writer in zip(self._remotes_s(reader, few), few, strict=True):
+                if total_s < worst_s:
+                    worst_s = _keep(found, (total_s, reader, writer), self._local)
         return found
+
+    def _few(self, reader: int, worst_s: float) -> list[int]:
+        """Writers that might cost less than ``worst_s`` with this reader."""
+        limit_s, allowed = worst_s - self._read(reader)[0] - self.ways.least_s[reader], self.ways.allowed[reader]
+        return [at for at in takewhile(lambda at: self._write_s[at] < limit_s, self._in_order[1]) if allowed[at]]
 
     def cheapest(self) -> Place | None:
         """Equals take turns: first among readers for the best writer, then among writers for that reader."""
@@ -194,11 +211,15 @@ class Prices:
             yield reader, writer
 
 
-def _keep(found: list[_Priced], place: _Priced) -> float:
-    """One more of the cheapest, of which few are kept; what costs as much as this need not be looked at."""
+def _keep(found: list[_Priced], place: _Priced, others: Sequence[_Priced]) -> float:
+    """One more of the cheapest, of which few are kept.
+
+    Who costs as much as the answer is not the cheapest of them, and not among the few cheapest of them and ``others``.
+    """
     insort(found, place)
     del found[RUNNERS_UP + 1 :]
-    return found[-1][0] if len(found) > RUNNERS_UP else float("inf")
+    all_s = sorted([total_s for total_s, _, _ in (*found, *others)])
+    return max(found[0][0], all_s[RUNNERS_UP]) if len(all_s) > RUNNERS_UP else float("inf")
 
 
 def _first_in_turn(equals: Iterable[int], workers: Readers, limit_s: float, cost_s: Callable[[int], float]) -> int:

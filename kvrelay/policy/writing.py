@@ -73,8 +73,8 @@ def _load(writers: Writers, at: int) -> Load[float]:
 
 def _loads(writers: Writers) -> Load[Floats]:
     return Load(
-        tuple(np.array(writers.step_rates).T),
-        tuple(np.array(writers.readers.rates).T),
+        writers.step_rates.columns,
+        writers.readers.rates.columns,
         np.array(writers.sequences, float),
         np.array(writers.kv_tokens, float),
         np.array(writers.kv_capacity_tokens, float),

@@ -19,9 +19,13 @@ def experience() -> Experience:
 
 def assert_true(known: Experience, *names: str) -> None:
     """The numbers are what each law says."""
-    assert known.rates(Law.PREFILL, names) == [known.prefill(name).rates for name in names]
-    assert known.rates(Law.STEP, names) == [known.step(name).rates for name in names]
-    assert known.rates(Law.ANSWER, names) == [known.answer(name).rates for name in names]
+    assert list(known.rates(Law.PREFILL, names)) == [known.prefill(name).rates for name in names]
+    assert list(known.rates(Law.STEP, names)) == [known.step(name).rates for name in names]
+    assert list(known.rates(Law.ANSWER, names)) == [known.answer(name).rates for name in names]
+
+    for law in Law:
+        laws = known.rates(law, names)
+        assert list(zip(*(column.tolist() for column in laws.columns), strict=True)) == list(laws)
 
 
 def test_they_follow_every_law_also_those_of_workers_that_believe_their_kind() -> None:
@@ -48,4 +52,4 @@ def test_a_worker_that_is_forgotten_is_unknown() -> None:
     known.keep_only(["b"])
     assert repr(known._rates[Law.STEP]) == "<RateBook 1 workers, 0 with rates of their own>"
     with pytest.raises(KeyError):
-        known.rates(Law.STEP, ["a"])
+        known.rates(Law.STEP, ("a",))

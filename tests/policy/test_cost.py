@@ -14,7 +14,7 @@ from kvrelay.policy.cost import (
     harmed,
     prefill_price,
     read,
-    transfer_s,
+    transfers_s,
     uncached_tokens,
 )
 from kvrelay.policy.writing import kv_pressure, write
@@ -71,7 +71,7 @@ def test_only_what_the_prefill_does_not_hide_is_paid_for(
     there = readers(1)
     link = ways(1, 1, bytes_per_s=bytes_per_s, in_flight=in_flight, stored=stored)
     prefill_s = read(prompt(1000), there, 0).prefill_s
-    assert transfer_s(prompt(1000), there, prefill_s, link, 0, 0) == pytest.approx(left_s)
+    assert transfers_s(prompt(1000), there, prefill_s, link, 0, [0]) == [pytest.approx(left_s)]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from kvrelay.policy.cost import (
     Offer,
     Prompt,
     Readers,
+    Reading,
     Source,
     Ways,
     Writers,
@@ -23,8 +24,8 @@ from kvrelay.policy.cost import (
     harmed,
     prefill_price,
     read,
-    transfer_s,
 )
+from kvrelay.policy.laws import Laws
 from kvrelay.policy.prices import EQUAL_SHARE, RUNNERS_UP
 from kvrelay.policy.route import Option, choose
 from kvrelay.policy.writing import MANY, write, write_s
@@ -54,7 +55,7 @@ class State:
         offers = [self._offers() for _ in range(count)]
         return Readers(
             names=[f"{prefix}{number}" for number in range(count)],
-            rates=[tuple(self._few(1, 0.0, 0.01) + self._few(1, 1e-4, 1e-3) + [1e-8]) for _ in range(count)],
+            rates=Laws([(*self._few(1, 0.0, 0.01), *self._few(1, 1e-4, 1e-3), 1e-8) for _ in range(count)]),
             queue_s=self._few(count, 0.0, 0.0, 0.1, 3.0),
             passed=[self.dice.choice((0, 0, 0, 1, 3)) for _ in range(count)],
             offers=offers,
@@ -79,7 +80,7 @@ class State:
     def _writers(self, count: int) -> Writers:
         return Writers(
             readers=self._workers("d", count),
-            step_rates=[(0.01, 1e-3, 1e-6)] * count,
+            step_rates=Laws([(0.01, 1e-3, 1e-6)] * count),
             answer_s=self._few(count, 0.01, 0.02),
             sequences=self._few(count, 0.0, 0.0, 4.0, 30.0),
             running=self._few(count, 1.0, 1.0, 4.0, 30.0),
@@ -114,12 +115,19 @@ class State:
             if self.ways.allowed[reader][writer]:
                 price = prefill_price(self.readers, reader)
                 reading = read(self.prompt, self.readers, reader, price)
-                moved_s = transfer_s(self.prompt, self.readers, reading.prefill_s, self.ways, reader, writer)
+                moved_s = self.moved_s(reading, reader, writer)
                 read_s = self.readers.queue_s[reader] + reading.source_s + price * reading.prefill_s
                 way = self.readers.names[reader], self.writers.readers.names[writer]
                 ready_s = self.readers.queue_s[reader] + reading.source_s + reading.prefill_s + moved_s
                 behind_s = max(0.0, self.writers.readers.queue_s[writer] - ready_s)
                 yield read_s + moved_s + behind_s + self.write_s(writer), read_s, way
+
+    def moved_s(self, reading: Reading, reader: int, writer: int) -> float:
+        source, target = self.ways.sources[reader], self.ways.targets[writer]
+        lacking = max(0.0, self.prompt.tokens - self.ways.stored_tokens[reader][writer])
+        size_bytes = lacking * self.readers.token_bytes[reader] + self.ways.in_flight_bytes[source][target]
+        exposed_s = self.ways.s_per_byte[source][target] * size_bytes - reading.prefill_s
+        return self.ways.latency_s[source][target] + max(0.0, exposed_s)
 
     def local(self) -> Iterator[tuple[float, float, Way]]:
         """The same of writers that compute the prompt themselves; the whole is their part."""

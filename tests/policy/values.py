@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from kvrelay.policy.cost import Coming, Hints, Kind, Offer, Prompt, Readers, Source, Ways, Writers
+from kvrelay.policy.laws import Laws
 
 PREFILL_RATES = (0.0, 1e-3, 0.0)
 """A millisecond a token."""
@@ -39,7 +40,7 @@ def readers(
         held = [[*known, offer] for known, offer in zip(held, offers, strict=True)]
     return Readers(
         names=tuple(f"{prefix}{number}" for number in range(count)),
-        rates=[rates] * count,
+        rates=Laws([rates] * count),
         queue_s=floats(queue_s, count),
         passed=passed if passed is not None else [0] * count,
         offers=held,
@@ -78,7 +79,7 @@ def writers(
 ) -> Writers:
     return Writers(
         readers=readers(count, "d", cached=cached, queue_s=queue_s, passed=passed, last_chosen=last_chosen),
-        step_rates=[STEP_RATES] * count,
+        step_rates=Laws([STEP_RATES] * count),
         answer_s=floats(ANSWER_S, count),
         sequences=floats(sequences, count),
         running=floats(running, count),

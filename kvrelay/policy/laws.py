@@ -1,0 +1,67 @@
+"""One law of many workers, as plain numbers and as arrays. It must never show two different things."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import overload
+
+import numpy as np
+
+from kvrelay.policy.fit import Floats
+from kvrelay.policy.perf import Rates
+
+
+class Laws(Sequence[Rates]):
+    """Rates by worker: ``laws[at]``; ``columns``: those of all workers, one array for each amount.
+
+    Arrays are made when they are asked for first, and kept from then on: a worker that learns changes its own place
+    alone, while to make them of numbers takes longer than a choice.
+    """
+
+    def __init__(self, rates: Sequence[Rates], columns: tuple[Floats, ...] | None = None) -> None:
+        self._rates = list(rates)
+        self._columns = columns
+
+    def __repr__(self) -> str:
+        return f"<Laws of {len(self._rates)} workers>"
+
+    def __len__(self) -> int:
+        return len(self._rates)
+
+    @overload
+    def __getitem__(self, at: int, /) -> Rates: ...
+
+    @overload
+    def __getitem__(self, at: slice, /) -> list[Rates]: ...
+
+    def __getitem__(self, at: int | slice, /) -> Rates | list[Rates]:
+        return self._rates[at]
+
+    @property
+    def columns(self) -> tuple[Floats, ...]:
+        """Not to be written to."""
+        if self._columns is None:
+            self._columns = tuple(np.array(self._rates, float).T.copy())
+        return self._columns
+
+    def write(self, at: int, rates: Rates) -> None:
+        """The worker there is believed to do this from now on."""
+        self._rates[at] = rates
+        for column, rate in zip(self._columns or (), rates, strict=False):
+            column[at] = rate
+
+    def starts(self) -> list[float]:
+        """What each worker's law begins with."""
+        return [rates[0] for rates in self._rates]
+
+    def beside(self, others: Laws) -> Laws:
+        """What they add where ``others`` begin anyway: the start is a way to the worker, a step and the way back, and
+        an answer, which ``others`` are of, has all of them."""
+        rates = [
+            (start - other if start > other else 0.0, *more)
+            for (start, *more), other in zip(self._rates, others.starts(), strict=True)
+        ]
+        if self._columns is None:
+            return Laws(rates)
+        start, *more = self._columns
+        return Laws(rates, (np.maximum(0.0, start - others.columns[0]), *more))
