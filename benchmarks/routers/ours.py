@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import re
 import sys
 import tempfile
+import time
+import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
 
 from benchmarks.routers.holders import MODEL
-from benchmarks.routers.subject import Subject, answers, line_of, mocks, process
+from benchmarks.routers.subject import START_S, Subject, answers, line_of, mocks, process
 from kvrelay.config import Config, RouterConfig
 from kvrelay.config_text import render
 from kvrelay.deploy.key import new_key, write_secret
@@ -21,6 +25,24 @@ from kvrelay.deploy.progress import READY_MARK
 
 SPLIT, COLOCATED = "ppdd", "bb"
 """Roles of the mock workers: two and two, or two that do both."""
+
+_SPLIT = re.compile(rb'^kvrelay_requests_total\{path="remote_prefill",status="200"\} [1-9]', re.MULTILINE)
+
+
+async def _splits(port: int, folder: Path) -> None:
+    """Ask until a request goes over two workers: stores may dial later than workers. Raises ``RuntimeError``."""
+    until_s = time.monotonic() + START_S
+    while not _SPLIT.search(await asyncio.to_thread(_metrics, port)):
+        if time.monotonic() > until_s:
+            raise RuntimeError(f"no request was split within {START_S:g} s")
+        await asyncio.sleep(0.2)
+        await answers(port, MODEL, folder)
+
+
+def _metrics(port: int) -> bytes:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        found: bytes = answer.read()
+        return found
 
 
 @contextlib.asynccontextmanager
@@ -43,4 +65,6 @@ async def kvrelay(
             given = (f"127.0.0.1:{control}", str(key), roles, model)
             fakes, _ = await stack.enter_async_context(mocks(folder, sys.executable, len(roles), tick_s, *given))
             await answers(port, MODEL, folder)
+            if "p" in roles:
+                await _splits(port, folder)
             yield Subject(port=port, model=MODEL, pids={"router": [child.pid], "mocks": [fakes.pid]})
