@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 POLL_S = 0.0005
 """Pause between looks at the arena while layers are arriving; nothing polls when no load is pending."""
 LONGEST_POLL_S = 0.005
+FULL_LOOK_S = 0.05
+"""Pause between looks at all pages of a load: meanwhile one mark of the last that was missing is looked at."""
 PAUSE_OF_SILENCE = 0.1
 PAUSE_OF_LOOKING = 10.0
 """Each look takes the interpreter from the engine's forward thread: the pause between two grows to this part of the
@@ -57,6 +59,10 @@ class _Load:
         self.layer = 0
         self._fewest_missing = len(job.pages) + 1
         self._progress_at = 0.0
+        self._awaited = 0
+        """The last page that was missing."""
+        self._look_at = 0.0
+        """When to look at all pages again, should that one not come before."""
         self.counts: dict[str, int] = {}
         self.suspects: list[SlotRef] = []
 
@@ -71,6 +77,8 @@ class _Load:
 
     def advance(self, now: float, wait_s: float) -> bool:
         """Copy the next layer if it is in; whether anything moved. Gives up what made no progress for ``wait_s``."""
+        if now < self._look_at and not self._staging.may_be_in(self._awaited, self.layer):
+            return False
         missing = self.missing()
         if missing:
             self.drop_lost()
@@ -80,6 +88,7 @@ class _Load:
                 self.copy_layer()
             self._fewest_missing = len(self.job.pages) + 1
             return True
+        self._awaited, self._look_at = int(np.flatnonzero(~self._ready())[-1]), now + FULL_LOOK_S
         if missing < self._fewest_missing:
             self._fewest_missing, self._progress_at = missing, now
         elif now - self._progress_at > wait_s:
@@ -89,7 +98,7 @@ class _Load:
     def give_up_from(self, page: int, reason: str) -> None:
         """Pages ``page, page + 1, ...`` will not be loaded: the engine computes them."""
         if page < self.usable:
-            self.usable = page
+            self.usable, self._look_at = page, 0.0
             self.counts[reason] = self.counts.get(reason, 0) + 1
 
     def drop_lost(self) -> None:

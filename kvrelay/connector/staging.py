@@ -51,6 +51,11 @@ class Staging:
                 in_place[which] &= self._arena.ready(slots, generations, layer, Shard(run, shards))
         return in_place
 
+    def may_be_in(self, index: int, layer: int) -> bool:
+        """Whether one mark of those that ``ready`` looks for is there: much cheaper, and not the whole truth."""
+        slot, generation = int(self._numbers[index]), int(self._generations[index])
+        return self._arena.is_marked(slot, generation, layer, self._first)
+
     def copy(self, count: int, layer: int) -> None:
         """Copy ``layer`` of the pages into private memory."""
         pages = self._pages[:count]

@@ -207,6 +207,10 @@ class Arena:
         mine: Bools = marked & (self._generation[slots] == generations)
         return mine
 
+    def is_marked(self, slot: int, generation: int, layer: int, head: int) -> bool:
+        """Whether one head of one layer is in: the cheapest look there is."""
+        return int(self._ready[slot, layer, head]) == generation
+
     def ready_layers(self, slots: Ints, generations: Ints) -> Bools:
         """``[layers, pages]``: which layers of which pages are in."""
         marked: Bools = (self._ready[slots] == generations[:, None, None]).all(axis=2).T

@@ -15,7 +15,7 @@ from kvrelay.connector.layout import BlockLayout, token_slots
 from kvrelay.connector.loader import Loader, LoadResult
 from kvrelay.connector.plan import LoadJob, PageCopy, SaveJob
 from kvrelay.connector.saver import StepSaver
-from kvrelay.store.arena import Arena, Checksums, Ints, SlotState
+from kvrelay.store.arena import Arena, Bools, Checksums, Ints, SlotState
 from kvrelay.types import WHOLE, PageFormat, Shard
 from tests.connector import caches
 from tests.connector.reports import result_of
@@ -161,6 +161,50 @@ def test_layers_are_loaded_as_they_arrive(arena: Arena) -> None:
         time.sleep(0.01)
     assert receiver.result().bad_blocks == frozenset()
     expect_equal(receiver, 0, 70)
+    receiver.loader.close()
+
+
+def test_while_nothing_comes_a_load_looks_at_one_mark_and_rarely_at_all(
+    arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[str] = []
+    often = threading.Event()
+    ready, is_marked = arena.ready, arena.is_marked
+
+    def look_at_all(slots: Ints, generations: Ints, layer: int, shard: Shard = WHOLE) -> Bools:
+        looks.append("all")
+        return ready(slots, generations, layer, shard)
+
+    def look_at_one(slot: int, generation: int, layer: int, head: int) -> bool:
+        looks.append("one")
+        if looks.count("one") == 20:
+            often.set()
+        return is_marked(slot, generation, layer, head)
+
+    monkeypatch.setattr(arena, "ready", look_at_all)
+    monkeypatch.setattr(arena, "is_marked", look_at_one)
+    monkeypatch.setattr("kvrelay.connector.loader.FULL_LOOK_S", 60.0)
+    receiver = Receiver(wait_s=60)
+    pages = pages_for(arena, 70)
+    save(arena, pages[:2])
+    receiver.loader.start(LoadJob("request", receiver.table, pages, 0, 70), lambda: arena, arena.epoch)
+    assert often.wait(10)
+    assert looks.count("all") <= 3
+    save(arena, pages)
+    assert receiver.result().bad_blocks == frozenset()
+    expect_equal(receiver, 0, 70)
+    receiver.loader.close()
+
+
+def test_a_load_that_waits_for_its_last_page_notices_that_an_earlier_one_is_lost(arena: Arena) -> None:
+    receiver = Receiver(wait_s=60)
+    pages = pages_for(arena, 70)
+    save(arena, pages[:1])
+    receiver.loader.start(LoadJob("request", receiver.table, pages, 0, 70), lambda: arena, arena.epoch)
+    arena.set_state(pages[1].slot, SlotState.FAILED)
+    result = receiver.result()
+    assert result.counts == {"load_page_lost": 1}
+    expect_equal(receiver, 0, PAGE)
     receiver.loader.close()
 
 
