@@ -8,6 +8,9 @@ from kvrelay.errors import Lost
 from kvrelay.store.arena import Arena, checksums
 from kvrelay.types import SlotRef
 
+BLOCK_BYTES = 128 << 10
+"""Copied at a time: a core's cache still has it when its checksums are computed."""
+
 
 def write_page(arena: Arena, ref: SlotRef, payload: bytes | memoryview, tokens: int) -> None:
     """Fill a granted slot and publish all its layers.
@@ -20,14 +23,24 @@ def write_page(arena: Arena, ref: SlotRef, payload: bytes | memoryview, tokens: 
         raise ValueError(f"a page of {tokens} tokens has {size * arena.format.layers} bytes, not {len(source)}")
     if not arena.is_current(ref):
         raise Lost("the store was restarted meanwhile; put the page again")
-    layers = list(range(arena.format.layers))
+    sums: list[int] = []
+    step = max(1, BLOCK_BYTES // size)
+    for first in range(0, arena.format.layers, step):
+        layers = list(range(first, min(first + step, arena.format.layers)))
+        block = source[first * size : (first + len(layers)) * size]
+        _fill(arena.views(ref.slot, layers, tokens), block)
+        sums += checksums(block, size)  # of the source, so that a bad copy is found
+    each = np.arange(arena.format.layers)
+    arena.publish_segments(
+        np.full_like(each, ref.slot), np.full_like(each, ref.generation), each, np.array(sums, np.uint64)[:, None]
+    )
+
+
+def _fill(views: list[memoryview], source: memoryview) -> None:
     offset = 0
-    for view in arena.views(ref.slot, layers, tokens):
+    for view in views:
         view[:] = source[offset : offset + len(view)]
         offset += len(view)
-    sums = np.array(checksums(source, size), np.uint64)[:, None]  # of the source, so that a bad copy is found
-    each = np.arange(len(layers))
-    arena.publish_segments(np.full_like(each, ref.slot), np.full_like(each, ref.generation), each, sums)
 
 
 def read_page(arena: Arena, ref: SlotRef, tokens: int, shards: int = 1) -> bytes | None:
