@@ -184,6 +184,11 @@ class Catalog:
         """The page, complete or filling."""
         return self.copies.found.get(name)
 
+    def are_complete(self, names: Iterable[PageName]) -> list[bool]:
+        """Of each name, whether its page is complete here."""
+        find = self.copies.found.get
+        return [(page := find(name)) is not None and page.state is SlotState.COMPLETE for name in names]
+
     def lacking(self, names: Iterable[PageName]) -> set[PageName]:
         """Those of which the page is not complete here."""
         find = self.copies.found.get

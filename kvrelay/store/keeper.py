@@ -167,8 +167,7 @@ class Keeper:
 
     def exists(self, names: Sequence[PageName], now: float) -> list[bool]:
         self.progress(now)
-        lacking = self.catalog.lacking(names)
-        return [name not in lacking for name in names]
+        return self.catalog.are_complete(names)
 
     def describe(self) -> dict[str, int]:
         """All counters and gauges."""
