@@ -47,6 +47,8 @@ class RestOfChoice:
         self._remains = remains
         self._tap = tap
         self._text = text
+        self._manner = remains.manner
+        """Of this life: what is said in it may ask for another one in the next."""
         self._log = remains.journal.choices[index]
 
     def __repr__(self) -> str:
@@ -85,7 +87,7 @@ class RestOfChoice:
         delta = choice.get("delta")
         if delta is not None and not ids and reason is None and self._log.begun:
             return b""  # a chat's first event, which tells the role
-        if self._remains.manner is Manner.CONTINUE and not _is_plain(choice):
+        if self._manner is Manner.CONTINUE and not _is_plain(choice):
             raise Differs("the rest of an answer is more than text, and its beginning was taken for text alone")
         part = self._text.read(ids, _said(choice), reason)
         if part is None:

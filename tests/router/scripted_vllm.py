@@ -36,7 +36,8 @@ class Script:
     again_joins: bool = False
     """Replays tell two tokens in an event."""
     reasons: int = 0
-    """So many tokens of a chat are reasoning. With a tool that has to be called, all of them are its arguments."""
+    reasons_after: int = 0
+    """So many tokens of a chat are reasoning, after so many that are not. With a tool that has to be called, all of them are its arguments."""
     struck: int = 0
     prompts: list[list[int]] = field(default_factory=list)
     """Prompts without a part of an answer."""
@@ -139,7 +140,9 @@ class ScriptedVllm(FakeVllm):
         if body.get("tool_choice", "none") != "none":
             named = {"id": "call-1", "type": "function", "function": {"name": "look_up", "arguments": text}}
             return {"tool_calls": [{"index": 0, **(named if count == 1 else {"function": {"arguments": text}})}]}
-        return {"reasoning": text} if count <= self.script.reasons else {"content": text}
+        return (
+            {"reasoning": text} if 0 < count - self.script.reasons_after <= self.script.reasons else {"content": text}
+        )
 
     def _logprobs(self, begin: int, count: int) -> dict[str, Any]:
         """Of the newest token, which begins where the strings of those before it end, each decoded by itself."""

@@ -64,6 +64,20 @@ async def test_reasoning_and_what_follows_it_go_on_where_they_were_cut(fleet: Fl
     assert calm.reasoning + calm.texts[0] == TEXT
 
 
+@pytest.mark.parametrize("after", [0, 3, 9])
+async def test_reasoning_that_comes_after_words_goes_on(fleet: Fleet, after: int) -> None:
+    fleet.script.reasons, fleet.script.reasons_after = 5, 3
+    calm = await fleet.ask(messages=CHAT)
+    fleet.script.after = after
+    cut = await fleet.ask(messages=CHAT)
+    if after == 3:
+        assert b'"code":502' in cut.last, "nothing told that a parser had to see its beginning"
+        assert TEXT.startswith(cut.texts[0])
+    else:
+        assert said(cut) == said(calm)
+    assert fleet.script.struck == 1
+
+
 async def test_reasoning_ends_in_an_error_where_workers_cannot_force_tokens(model_folder: Path) -> None:
     async with running(model_folder) as fleet:
         fleet.script.reasons, fleet.script.after = 12, 5
