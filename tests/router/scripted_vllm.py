@@ -37,7 +37,8 @@ class Script:
     """Replays tell two tokens in an event."""
     reasons: int = 0
     reasons_after: int = 0
-    """So many tokens of a chat are reasoning, after so many that are not. With a tool that has to be called, all of them are its arguments."""
+    """So many tokens of a chat are reasoning, after so many that are not. Where a tool has to be called, all are its
+    arguments."""
     struck: int = 0
     prompts: list[list[int]] = field(default_factory=list)
     """Prompts without a part of an answer."""
