@@ -24,15 +24,24 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 async def chaos(quick: bool) -> dict[str, Any]:
-    """Mixed kills, stops and cancels on 32 mock workers."""
-    plan = ChaosPlan(events=60 if quick else 500, streams=64 if quick else 128, seed=2026, every_s=0.15, hung_s=20.0)
-    async with bench((16, 16), time_scale=4.0) as site:
+    """Everything that mock workers and clients can suffer, at random moments, with 2,000 streams on 32 workers.
+
+    A token of a stream comes about every second, or the streams of two cores' clients would be too many for them.
+    """
+    streams, events = (400, 60) if quick else (2000, 500)
+    plan = ChaosPlan(
+        events=events, streams=streams, seed=2026, ramp_s=streams / 125, every_s=0.15, hung_s=60.0,
+        questions=48, words=(20, 300), tokens=(60, 120),
+    )  # fmt: skip
+    async with bench((16, 16), time_scale=1.0) as site:
+        site.victims.slow = 120.0
         began = time.monotonic()
         outcome = await wreak(site.http, site.cluster.url, site.victims, plan)
         seconds = round(time.monotonic() - began, 1)
     return {
         "workers": 32,
         "streams": plan.streams,
+        "streams_at_events": outcome.streams,
         "events": sum(outcome.deeds.values()),
         "seconds": seconds,
         "deeds": outcome.deeds,

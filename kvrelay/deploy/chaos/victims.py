@@ -88,13 +88,13 @@ OF_WORKERS = (Deed.KILL, Deed.STOP, Deed.HALF_OPEN, Deed.PARTITION, Deed.LOSS, D
 class MockVictims:
     """Mock workers and stores, by the route of ``kvrelay fault``."""
 
-    def __init__(self, http: aiohttp.ClientSession, url: str, engine_key: str, *, slow: float = 1.0) -> None:
-        """``slow``: while things are broken each step of a decode worker takes so many times as long, so that many
-        streams are not more tokens a second than few."""
+    def __init__(self, http: aiohttp.ClientSession, url: str, engine_key: str) -> None:
         self._http = http
         self._url = f"{url}/workers"
         self._headers = {"authorization": f"Bearer {engine_key}"}
-        self._slow = slow
+        self.slow = 1.0
+        """While things are broken each step of a decode worker takes so many times as long: many streams then are not
+        more tokens a second than few."""
         self._targets: dict[str, Target] = {}
         self._hurt: dict[str, Deed] = {}
         self._bursts: dict[str, Bursts] = {}
@@ -134,7 +134,7 @@ class MockVictims:
 
     def _usual(self, name: str) -> Faults:
         target = self._targets.get(name)
-        return Faults(slow=self._slow if target is not None and target.kind == "decode" else 1.0)
+        return Faults(slow=self.slow if target is not None and target.kind == "decode" else 1.0)
 
     async def _suffer(self, name: str, faults: Faults) -> None:
         await self.give(name, msgspec.structs.replace(faults, slow=self._usual(name).slow))
