@@ -116,7 +116,7 @@ class Relay:
                 await self._drain(rest)
             if self._whole or gave_up:
                 return
-            self._wait.begin()
+            self._wait.again()
             self._is_waiting = True
             block = await anext(rest, b"")
             self._is_waiting = False

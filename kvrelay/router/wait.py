@@ -12,12 +12,30 @@ class Wait:
         self._clock = clock
         self.since_s: float | None = None
         """None: it does not wait."""
+        self._ended_s = clock()
+        self._asked_again_s = 0.0
 
     def __repr__(self) -> str:
         return "<Wait, none>" if self.since_s is None else f"<Wait of {self._clock() - self.since_s:.3f} s>"
 
+    @property
+    def silent_since_s(self) -> float | None:
+        """Since when the worker is to blame for that; None as above.
+
+        While its client does not read, a worker cannot send either. Its TCP asks now and then whether it may again, and
+        waits longer each time, as long as it was refused before: seen with two processes of one machine.
+        """
+        return None if self.since_s is None else max(self.since_s, self._asked_again_s)
+
     def begin(self) -> None:
         self.since_s = self._clock()
 
+    def again(self) -> None:
+        """``begin``, once the client has taken what came before."""
+        now = self._clock()
+        self._asked_again_s = max(self._asked_again_s, now + now - self._ended_s)
+        self.since_s = now
+
     def end(self) -> None:
+        self._ended_s = self._clock()
         self.since_s = None

@@ -1,0 +1,52 @@
+"""Whose silence it is."""
+
+from __future__ import annotations
+
+from kvrelay.router.wait import Wait
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_a_worker_is_silent_from_the_moment_it_is_waited_for() -> None:
+    clock = Clock()
+    wait = Wait(clock)
+    assert repr(wait) == "<Wait, none>"
+    wait.begin()
+    clock.now_s = 103.0
+    assert (wait.since_s, wait.silent_since_s) == (100.0, 100.0)
+    wait.end()
+    assert wait.silent_since_s is None
+
+
+def test_a_worker_that_its_client_kept_from_sending_has_as_long_to_notice_that_it_may() -> None:
+    clock = Clock()
+    wait = Wait(clock)
+    wait.begin()
+    wait.end()
+    clock.now_s = 104.0  # so long the client took for the last piece
+    wait.again()
+    assert (wait.since_s, wait.silent_since_s) == (104.0, 108.0)
+    wait.end()
+    clock.now_s = 104.5  # and for the next one
+    wait.again()
+    assert wait.silent_since_s == 108.0, "the first time is not forgotten"
+    wait.end()
+    clock.now_s = 200.0
+    wait.begin()
+    assert wait.silent_since_s == 200.0
+
+
+def test_a_quick_client_excuses_nobody() -> None:
+    clock = Clock()
+    wait = Wait(clock)
+    wait.begin()
+    wait.end()
+    wait.again()
+    assert wait.silent_since_s == 100.0
