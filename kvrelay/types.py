@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import NamedTuple, NewType
+from typing import Annotated, NamedTuple, NewType
 
 import msgspec
 
@@ -230,11 +230,15 @@ NIXL_MISSING = "NIXL is not installed here"
 """How a store's report of a path begins where only the optional package is missing."""
 
 
+_Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 62), lt=1 << 62)]
+"""What an arena's columns can be compared with: whether it is in range is seen there."""
+
+
 class SlotRef(msgspec.Struct, frozen=True, array_like=True):
     """One slot of an arena at one moment of its life. Stale once the slot's generation moved on."""
 
-    slot: int
-    generation: int
+    slot: _Int64
+    generation: _Int64
 
 
 PromptNames = Mapping[PageName, tuple[PageName, ...]]

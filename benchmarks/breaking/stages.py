@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import statistics
 import time
-from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.breaking.bench import Bench, Stream, bench
+from benchmarks.breaking.asking import Stream
+from benchmarks.breaking.bench import Bench, bench
+from benchmarks.breaking.drained import drained
+from benchmarks.breaking.loss import spread
+from benchmarks.breaking.paths import paths
 from kvrelay.cli.draining import Routers
 from kvrelay.deploy.chaos.run import ChaosPlan, wreak
 from kvrelay.errors import Lost
@@ -16,11 +18,7 @@ from kvrelay.errors import Lost
 STREAMS = 8
 PROMPT_TOKENS = 3000
 ANSWER_TOKENS = 100
-
-
-def spread(values: Sequence[float]) -> dict[str, float]:
-    ordered = sorted(values)
-    return {"median": round(statistics.median(ordered), 3), "worst": round(ordered[-1], 3), "count": len(ordered)}
+COPIES_MADE = 'kvrelay_copies_total{ending="made"}'
 
 
 async def chaos(quick: bool) -> dict[str, Any]:
@@ -60,9 +58,6 @@ async def decode(quick: bool) -> dict[str, Any]:
         async with bench((2, 2), time_scale=3.0) as site:
             for _ in range(2 if quick else 5):
                 prompts = [site.prompt(PROMPT_TOKENS) for _ in range(STREAMS)]
-                before = await asyncio.gather(*(site.stream(each, ANSWER_TOKENS) for each in prompts))
-                usual += [each.longest_pause_s for each in before]
-                # Other prompts: those of before are in every cache.
                 streams = [Stream() for _ in prompts]
                 running = [
                     asyncio.create_task(site.stream(each, ANSWER_TOKENS, stream))
@@ -75,11 +70,13 @@ async def decode(quick: bool) -> dict[str, Any]:
                 await site.suffer("decode-0")
                 moved = [stream for stream in streams if "resumptions" in stream.timeline]
                 pauses += [stream.longest_pause_s for stream in moved]
-                equal += sum(
-                    now.done and not now.error and now.tokens == then.tokens
-                    for now, then in zip(streams, before, strict=True)
-                )
                 await site.until("kvrelay_worker_ready", 4)
+                # Not before: their pages would be in every cache.
+                undisturbed = await asyncio.gather(*(site.stream(each, ANSWER_TOKENS) for each in prompts))
+                usual += [each.longest_pause_s for each in undisturbed]
+                equal += sum(
+                    now.is_whole and now.tokens == right.tokens for now, right in zip(streams, undisturbed, strict=True)
+                )
         figures[deed] = {
             "streams": len(usual),
             "completed_equal": equal,
@@ -98,8 +95,8 @@ async def prefill(quick: bool) -> dict[str, Any]:
         async with bench((3, 2), time_scale=4.0) as site:
             site_names = [f"prefill-{number}" for number in range(3)]
             for _ in range(3 if quick else 8):
-                prefill_s = await _first_token_s(site, site.prompt(7_900))
-                stream, began = Stream(), time.monotonic()
+                prefill_s = (await site.stream(site.prompt(7_900), 4)).first_token_s
+                stream = Stream()
                 asking = asyncio.create_task(site.stream(site.prompt(7_900), 4, stream))
                 await asyncio.sleep(prefill_s / 2)
                 queued = 'kvrelay_prefill_queued_tokens{{role="prefill",worker="{}"}}'
@@ -111,17 +108,11 @@ async def prefill(quick: bool) -> dict[str, Any]:
                 await site.suffer(busy[0], **fault)
                 await asking
                 await site.suffer(busy[0])
-                whole.append(stream.came_s[0] - began)
+                whole.append(stream.first_token_s)
                 extra.append(stream.came_s[0] - hurt - prefill_s)
                 await site.until("kvrelay_worker_ready", 5)
         figures[deed] = {"first_token_s": spread(whole), "beyond_one_prefill_s": spread(extra)}
     return figures
-
-
-async def _first_token_s(site: Bench, prompt: list[int]) -> float:
-    stream, began = Stream(), time.monotonic()
-    await site.stream(prompt, 4, stream)
-    return stream.came_s[0] - began
 
 
 async def router(quick: bool) -> dict[str, Any]:
@@ -151,7 +142,7 @@ async def drain(quick: bool) -> dict[str, Any]:
     counts = {"restarted": 0, "answered": 0, "failed": 0}
     async with bench((4, 4) if quick else (16, 16), time_scale=4.0) as site:
         stop = asyncio.Event()
-        clients = [asyncio.create_task(_client(site, stop, counts)) for _ in range(32)]
+        clients = [asyncio.create_task(site.keep_asking(stop, counts, 1500, 60)) for _ in range(32)]
         control = f"127.0.0.1:{site.cluster.config.router.control_port}"
         began = time.monotonic()
         for worker in await site.victims.targets():
@@ -164,19 +155,9 @@ async def drain(quick: bool) -> dict[str, Any]:
     return counts | {"seconds": round(took_s, 1)}
 
 
-async def _client(site: Bench, stop: asyncio.Event, counts: dict[str, int]) -> None:
-    while not stop.is_set():
-        stream = await site.stream(site.prompt(1500), 60)
-        good = stream.done and not stream.error and len(stream.tokens) == 60
-        counts["answered" if good else "failed"] += 1
-
-
 async def _restart(site: Bench, control: str, name: str) -> None:
     async with Routers([control], site.cluster.key) as routers:
-        said = await routers.drain(name)
-        while not said.is_empty:
-            await asyncio.sleep(0.05)
-            said = await routers.remaining(name)
+        await drained(routers, name)
         await site.suffer(name, dead=True)
         await site.suffer(name)
         while await _incarnation_is_draining(routers, name):
@@ -196,7 +177,7 @@ async def store(quick: bool) -> dict[str, Any]:
     back = []
     async with bench((4, 4), time_scale=4.0) as site:
         stop = asyncio.Event()
-        clients = [asyncio.create_task(_client(site, stop, counts)) for _ in range(16)]
+        clients = [asyncio.create_task(site.keep_asking(stop, counts, 1500, 60)) for _ in range(16)]
         for number in range(2 if quick else 6):
             name = f"store-{number % 2}"
             await asyncio.sleep(1.5)
@@ -209,4 +190,32 @@ async def store(quick: bool) -> dict[str, Any]:
     return counts | {"deaths": len(back), "back_s": spread(back)}
 
 
-STAGES = {"decode": decode, "prefill": prefill, "store": store, "router": router, "drain": drain, "chaos": chaos}
+async def copies(quick: bool) -> dict[str, Any]:
+    """The store with the second copies of running answers is killed, again and again, while they are written."""
+    counts = {"answered": 0, "failed": 0}
+    async with bench((2, 4), time_scale=2.0, replicate_share=0.5) as site:
+        stop = asyncio.Event()
+        clients = [asyncio.create_task(site.keep_asking(stop, counts, 1500, 200)) for _ in range(16)]
+        made = 0.0
+        for _ in range(2 if quick else 6):
+            made = await site.until(COPIES_MADE, made + 1)
+            made = await site.metric(COPIES_MADE)
+            await site.suffer("store-0", dead=True)
+            await asyncio.sleep(2.0)
+            await site.suffer("store-0")
+            await site.until('kvrelay_store_ready{store="store-0"}', 1)
+        stop.set()
+        await asyncio.gather(*clients)
+    return counts | {"deaths": 2 if quick else 6, "copies": int(made)}
+
+
+STAGES = {
+    "decode": decode,
+    "paths": paths,
+    "prefill": prefill,
+    "store": store,
+    "copies": copies,
+    "router": router,
+    "drain": drain,
+    "chaos": chaos,
+}

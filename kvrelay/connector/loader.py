@@ -65,6 +65,7 @@ class _Load:
         """When to look at all pages again, should that one not come before."""
         self.counts: dict[str, int] = {}
         self.suspects: list[SlotRef] = []
+        self._drop(self._staging.outside())  # before anything looks there
 
     def __repr__(self) -> str:
         return (
@@ -103,7 +104,9 @@ class _Load:
 
     def drop_lost(self) -> None:
         """Give up from the first page whose writer failed or whose slot was reused."""
-        lost = self._staging.lost(self.usable)
+        self._drop(self._staging.lost(self.usable))
+
+    def _drop(self, lost: Bools) -> None:
         if lost.any():
             self.give_up_from(int(np.argmax(lost)), "load_page_lost")
 

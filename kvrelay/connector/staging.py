@@ -37,6 +37,10 @@ class Staging:
     def __repr__(self) -> str:
         return f"<Staging {len(self._pages)} pages, heads {self._first} to {self._stop - 1}>"
 
+    def outside(self) -> Bools:
+        """Which pages are said to lie in slots that the arena does not have."""
+        return (self._numbers < 0) | (self._numbers >= self._arena.slots)
+
     def lost(self, count: int) -> Bools:
         """Which pages will never be whole: their writer failed, or their slot was given away."""
         return self._arena.lost(self._numbers[:count], self._generations[:count])

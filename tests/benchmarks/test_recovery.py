@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from benchmarks.breaking.bench import Stream
-from benchmarks.breaking.stages import STAGES, spread
+import asyncio
+
+import pytest
+
+from benchmarks.breaking.asking import Stream
+from benchmarks.breaking.loss import Loss, spread, table
+from benchmarks.breaking.stages import STAGES
+from benchmarks.breaking.wires import Wire, cut
 
 
 def test_a_pause_is_the_longest_time_between_two_tokens() -> None:
@@ -17,3 +23,57 @@ def test_figures_say_their_worst() -> None:
 
 def test_every_stage_says_what_it_breaks() -> None:
     assert all(stage.__doc__ for stage in STAGES.values())
+
+
+def lost(at_s: float, pause_s: float, tokens: list[int]) -> Loss:
+    """A stream that was asked for at 100 s, of a prompt of 50 tokens, and hurt at 101 s."""
+    stream = Stream(tokens=tokens, came_s=[100.5, 100.5 + pause_s], asked_s=100.0, done=True)
+    stream.timeline = {"resumptions": [{"lost_at": at_s, "tokens": 7, "cached_tokens": 40}]}
+    return Loss.of(stream, prompt_tokens=50, hurt_s=101.0, prefill_s=0.8, right=Stream(tokens=[1, 2]))
+
+
+def test_what_a_recovery_takes_begins_when_the_loss_is_noticed() -> None:
+    loss = lost(at_s=3.0, pause_s=2.75, tokens=[1, 2])
+    assert (loss.detection_s, loss.beyond_s) == (2.0, 0.75)
+    assert loss.written_tokens == 57
+
+
+def test_an_answer_that_differs_is_no_recovery() -> None:
+    told = table([lost(2.0, 1.0, [1, 2]), lost(2.0, 1.5, [1, 3])], restored=False)
+    assert (told["streams"], told["equal"]) == (2, 1)
+    assert told["beyond_detection_s"]["worst"] == 0.5
+    assert told["allowed_beyond_s"] == 1.04
+
+
+@pytest.mark.parametrize("begun", [True, False], ids=["a connection that was there", "a new one"])
+async def test_over_a_wire_that_is_cut_nothing_comes_until_it_is_whole_again(begun: bool) -> None:
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(100):
+            writer.write(data)
+        writer.close()
+
+    async with await asyncio.start_server(echo, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        wire = Wire(f"127.0.0.1:{port}")
+        reader, writer = await asyncio.open_connection(*wire.address.split(":"))
+        if begun:
+            writer.write(b"before ")
+            assert await reader.readexactly(7) == b"before "
+        with cut([wire]):
+            writer.write(b"meanwhile")
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await reader.read(1)
+        assert await reader.readexactly(9) == b"meanwhile"
+        writer.write_eof()
+        assert await reader.read() == b""
+        writer.close()
+        await wire.close()
+
+
+async def test_who_dials_a_wire_to_nobody_is_hung_up_on() -> None:
+    wire = Wire("127.0.0.1:9")
+    reader, writer = await asyncio.open_connection(*wire.address.split(":"))
+    assert await reader.read() == b""
+    writer.close()
+    await wire.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections.abc import Iterator
@@ -255,6 +256,17 @@ def test_from_a_damaged_page_on_the_engine_computes_itself(
     assert result.counts == {count: 1}
     assert result.bad_blocks == frozenset(receiver.table[1:])
     assert len(result.suspects) == (1 if damage is flip_bit else 0)
+    expect_equal(receiver, 0, 64)
+
+
+@pytest.mark.parametrize("slot", [-1, 1 << 30])
+def test_a_slot_that_the_arena_does_not_have_is_a_miss(arena: Arena, receiver: Receiver, slot: int) -> None:
+    pages = pages_for(arena, 150)
+    save(arena, pages)
+    pages[2] = dataclasses.replace(pages[2], slot=slot)
+    result = receiver.load(arena, pages, 0, 150)
+    assert result.counts == {"load_page_lost": 1}
+    assert result.bad_blocks == frozenset(receiver.table[1:])
     expect_equal(receiver, 0, 64)
 
 

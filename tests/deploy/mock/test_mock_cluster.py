@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -227,6 +228,20 @@ async def test_a_dead_worker_is_done_without_and_taken_back_when_it_is_born_anew
     assert mocks.worker("prefill-0").life is not None
     assert mocks.worker("prefill-0").life.info.incarnation != old.info.incarnation  # type: ignore[union-attr]
     assert await mocks.cluster.metric("kvrelay_registrations_refused_total") == 0
+
+
+async def test_empty_workers_that_were_born_anew_do_not_draw_all_requests(mocks: Mocks) -> None:
+    for number in range(6):
+        await mocks.ask(prompt(number))
+    reborn = ("prefill-0", "decode-0")
+    mocks.suffer(*reborn, dead=True)
+    await until(lambda: not any(mocks.cluster.is_ready(name) for name in reborn))
+    mocks.suffer(*reborn)
+    await until(lambda: all(mocks.cluster.is_ready(name) for name in reborn))
+    timelines = await asyncio.gather(*(mocks.ask(prompt(100 + number)) for number in range(16)))
+    for role in ("prefill_worker", "decode_worker"):
+        asked = Counter(timeline[role] for timeline in timelines)
+        assert max(asked.values()) <= 12, asked
 
 
 async def test_a_worker_that_is_dead_from_the_start_refuses_connections_until_it_is_born(mocks: Mocks) -> None:
