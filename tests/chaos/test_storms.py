@@ -96,6 +96,7 @@ async def forget_pages(mocks: Mocks) -> None:
     await until(lambda: all(mocks.cluster.is_ready(name) for name in PREFILLS))
 
 
+@pytest.mark.slow
 async def test_many_streams_of_a_worker_that_dies_are_computed_again_in_turn(mocks: Mocks) -> None:
     recovery = mocks.cluster.router.brain.recovery
     mocks.suffer("decode-1", dead=True)

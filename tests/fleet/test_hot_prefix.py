@@ -64,7 +64,7 @@ def longest_beyond_s(world: World) -> float:
     )
 
 
-@pytest.mark.parametrize("nodes", [1, 2, 4])
+@pytest.mark.parametrize("nodes", [2, *(pytest.param(nodes, marks=pytest.mark.slow) for nodes in (1, 4))])
 def test_a_hot_prefix_is_computed_about_once_and_its_workers_share_the_rest(nodes: int) -> None:
     world = serve(400, nodes=nodes, faults=0.0)
     check(world, 400)

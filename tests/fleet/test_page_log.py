@@ -155,6 +155,7 @@ def test_a_page_that_is_named_twice_in_one_breath_came_once() -> None:
 STEP = st.tuples(st.sampled_from(["store", "remove", "clear", "read", "lose"]), st.lists(st.integers(0, 9), max_size=4))
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.lists(STEP, max_size=40))
 def test_a_follower_knows_what_is_there_whatever_it_lost(steps: list[tuple[str, list[int]]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -124,6 +125,7 @@ def test_an_extent_of_which_nothing_is_left_is_gone() -> None:
 NAMES = st.lists(st.integers(0, 30), max_size=12)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from(["store", "remove", "close", "sweep"]), st.integers(0, 2), NAMES), max_size=25)

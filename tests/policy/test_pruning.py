@@ -169,7 +169,9 @@ def way_of(option: Option) -> Way:
     return option.prefill, option.decode
 
 
-@pytest.mark.parametrize("first", range(0, 2000, 250))
+@pytest.mark.parametrize(
+    "first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(250, 2000, 250))]
+)
 def test_the_choice_and_the_runners_up_are_those_of_all_pairs(first: int) -> None:
     chosen = 0
     for seed in range(first, first + 250):

@@ -32,7 +32,9 @@ async def fleet(model_folder: Path) -> AsyncIterator[Fleet]:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("kind", [{}, {"messages": CHAT}], ids=["completion", "chat"])
+@pytest.mark.parametrize(
+    "kind", [{}, pytest.param({"messages": CHAT}, marks=pytest.mark.slow)], ids=["completion", "chat"]
+)
 async def test_wherever_an_answer_is_cut_off_its_client_gets_it_whole(
     fleet: Fleet, kind: dict[str, Any], fault: str
 ) -> None:
