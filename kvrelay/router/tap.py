@@ -88,19 +88,22 @@ class Tap:
         return (self.middle(block), False) if self.is_middle(block) else self._take_slowly(block)
 
     def is_middle(self, block: bytes) -> bool:
-        """It is one event, and neither the first nor the last."""
-        single = block.count(END) == 1 and block != DONE
-        return bool(self.head.id) and single and _REASON not in block and _ERROR not in block
+        """None of its events is the first one or the last."""
+        ends = block.endswith(DONE) or _REASON in block or _ERROR in block
+        return bool(self.head.id) and not ends
 
     def middle(self, block: bytes) -> bytes:
         """What of such a ``block`` goes to the client."""
-        self._unread.append(block[len(_DATA) :])
+        events = block[len(_DATA) : -len(END)].split(END + _DATA)
+        self._unread += events
         if len(self._unread) >= MAX_UNREAD:
             self._read()
-        return block if self.keeps_ids else _without_last_ids(block)
+        if self.keeps_ids:
+            return block
+        return _without_last_ids(block) if len(events) == 1 else without_ids(block)
 
     def _take_slowly(self, block: bytes) -> tuple[bytes, bool]:
-        """A block of several events, the first one or the last."""
+        """A block with the first event or the last."""
         if not self.head.id:
             self.head = _head(block)
         begin = 0
