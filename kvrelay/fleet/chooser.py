@@ -281,8 +281,8 @@ class Chooser:
             s_per_byte=tables.s_per_byte,
             in_flight_bytes=tables.in_flight_bytes,
             least_s=[
-                min(links.least_s(row), tables.latency_s[row][row]) if near else links.least_s(row)
-                for row, near in zip(reading.stores, ground.near, strict=True)
+                min(least_s, tables.latency_s[row][row]) if near else least_s
+                for row, near, least_s in zip(reading.stores, ground.near, links.leasts_s(reading.stores), strict=True)
             ],
             stored_tokens=stored_tokens(reading, writing, depths),
         )

@@ -58,6 +58,11 @@ class Links:
             self._least_s[row] = min([*latency_s[:row], *latency_s[row + 1 :]])
         return self._least_s[row]
 
+    def leasts_s(self, rows: Iterable[int]) -> list[float]:
+        """``least_s`` of each."""
+        known = self._least_s
+        return [known[row] if row in known else self.least_s(row) for row in rows]
+
     def restore_s(self, row: int, size_bytes: float) -> float:
         """Seconds to bring so many bytes from a store's memory into an engine beside it."""
         return self._tables.latency_s[row][row] + self._tables.s_per_byte[row][row] * size_bytes

@@ -105,8 +105,6 @@ class Underway:
 
     def find(self, names: Sequence[PageName]) -> list[tuple[Work, int]]:
         """Works that bring pages of a prompt, the longest prefix first, and how long a prefix each one brings."""
-        if self._by_page.keys().isdisjoint(names):
-            return []
         bringing = list(map(self._by_page.get, reversed(names)))
         works = [work for work in dict.fromkeys(bringing) if work is not None]
         return [(work, len(names) - bringing.index(work)) for work in works[:MOST_WORKS]]

@@ -58,8 +58,8 @@ class Laws(Sequence[Rates]):
         """What they add where ``others`` begin anyway: the start is a way to the worker, a step and the way back, and
         an answer, which ``others`` are of, has all of them."""
         rates = [
-            (start - other if start > other else 0.0, *more)
-            for (start, *more), other in zip(self._rates, others.starts(), strict=True)
+            (start - other if start > other else 0.0, token, pair)
+            for (start, token, pair), (other, *_) in zip(self._rates, others, strict=True)
         ]
         if self._columns is None:
             return Laws(rates)

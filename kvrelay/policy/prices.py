@@ -121,7 +121,8 @@ class Prices:
         writers = self.writers
         price = [1.0 + harmed(writers, at) for at in range(len(writers.answer_s))]
         least_s = least_read_s(self.prompt, writers.readers, price)
-        return [sum(parts) for parts in zip(writers.readers.queue_s, self._write_s, least_s, strict=True)]
+        parts = zip(writers.readers.queue_s, self._write_s, least_s, strict=True)
+        return [wait_s + writing_s + reading_s for wait_s, writing_s, reading_s in parts]
 
     @cached_property
     def _in_order(self) -> tuple[list[int], list[int]]:

@@ -51,6 +51,7 @@ def test_the_least_latency_of_a_store_follows_what_is_learned() -> None:
     assert quick.latency_s < link().latency_s
     links.keep_only(["a", "c"])
     assert links.least_s(rows[0]) == link().latency_s
+    assert links.leasts_s(rows) == [links.least_s(row) for row in rows]
 
 
 def test_bytes_on_the_way_are_counted_and_end_at_zero() -> None:
