@@ -258,15 +258,19 @@ class World:
     # ------------------------------------------------------------ D
 
     def _decode(self, name: str) -> None:
-        self.brain.decode_order(name, self.now)
-        self.later(ANSWER_S, lambda: self._first(name))
+        worker = self.brain.decode_order(name, self.now).worker
+        self.later(ANSWER_S, lambda: self._first(name, worker))
 
-    def _first(self, name: str) -> None:
+    def _first(self, name: str, worker: str) -> None:
         if name not in self.asks:
             return
         if self.unlucky(0.2) and self.brain.decode_refused(name, self.now):
             self._decode(name)
             return
+        (names,) = self.asks[name].facts.page_names[0].values()
+        decode = self.brain.fleet.workers.get(worker)
+        assert decode is not None
+        self.stores[decode.info.store].update(names)  # it was handed over, or computed there
         self.obey(self.brain.first_token(name, self.now))
         self.later(ANSWER_TOKENS_S, lambda: self._end(name, 200))
 

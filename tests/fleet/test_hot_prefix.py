@@ -1,8 +1,8 @@
 """A hot prefix that all want at once, and all that can go wrong meanwhile: it is computed about once, spread over all
 workers, and nobody waits longer than he was told.
 
-A worker that dies takes what it computes with it: with faults, a twentieth of the requests compute the prefix again,
-most of them when the first one's worker was born anew or hung, and those who waited for it had waited enough.
+With faults about one in sixty computes the prefix again: the first ones after it changed, and those that had waited long
+enough for a worker that hung.
 """
 
 from __future__ import annotations
