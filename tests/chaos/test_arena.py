@@ -44,6 +44,7 @@ def has_room(client: StoreClient) -> bool:
     return client.get(page_name(49)) == payload(49)
 
 
+@pytest.mark.slow
 async def test_a_full_store_refuses_pages_and_takes_them_once_it_has_room(socket: Path, client: StoreClient) -> None:
     victims = ArenaVictims([socket], KEY)
     assert await victims.targets() == [Target(name=str(socket), kind="store", deeds=(Deed.FULL_ARENA,))]

@@ -109,6 +109,7 @@ async def goes_on(mocks: Mocks, jumps: Iterator[None]) -> None:
     await until(lambda: not mocks.cluster.is_ready("decode-0"))
 
 
+@pytest.mark.slow
 async def test_a_router_whose_clock_jumps_calls_nobody_dead_and_notices_deaths(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,6 +124,7 @@ async def test_a_router_whose_clock_jumps_calls_nobody_dead_and_notices_deaths(
         await goes_on(mocks, jumps())
 
 
+@pytest.mark.slow
 async def test_workers_with_clocks_of_their_own_are_as_alive_as_others(tiny: Path) -> None:
     async with mocked(tiny, RouterConfig(port=0, control_port=0)) as mocks:
 

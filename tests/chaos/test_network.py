@@ -79,6 +79,7 @@ async def says(reader: asyncio.StreamReader, within_s: float) -> bytes:
         return b""
 
 
+@pytest.mark.slow
 async def test_a_member_is_cut_off_without_a_word_and_goes_on_where_it_was(member: asyncio.subprocess.Process) -> None:
     victims = NetworkVictims(kills=False)
     assert await victims.targets() == [Target(name=NAME, kind="worker", deeds=(Deed.PARTITION, Deed.LOSS))]
@@ -94,6 +95,7 @@ async def test_a_member_is_cut_off_without_a_word_and_goes_on_where_it_was(membe
     writer.close()
 
 
+@pytest.mark.slow
 async def test_lost_packets_are_late_and_not_lost(member: asyncio.subprocess.Process) -> None:
     victims = NetworkVictims(kills=False)
     reader, writer = await asyncio.open_connection(FAR, 7)

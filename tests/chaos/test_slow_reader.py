@@ -54,6 +54,7 @@ def written(mocks: Mocks) -> int:
     return sum(life.engine.scheduler.totals.written for life in lives if life is not None)
 
 
+@pytest.mark.slow
 async def test_a_client_that_stops_reading_gets_the_whole_answer_once_it_reads_again(mocks: Mocks) -> None:
     reader, writer = await asked(mocks)
     assert (await reader.read(READ_BYTES)).startswith(b"HTTP/1.1 200")
@@ -72,6 +73,7 @@ async def test_a_client_that_stops_reading_gets_the_whole_answer_once_it_reads_a
     assert not await mocks.cluster.metric("kvrelay_resumes_total")
 
 
+@pytest.mark.slow
 async def test_a_client_that_never_reads_again_and_leaves_holds_nothing(mocks: Mocks) -> None:
     reader, writer = await asked(mocks)
     assert (await reader.read(READ_BYTES)).startswith(b"HTTP/1.1 200")
