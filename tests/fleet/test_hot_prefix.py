@@ -1,8 +1,8 @@
 """A hot prefix that all want at once, and all that can go wrong meanwhile: it is computed about once, spread over all
 workers, and nobody waits longer than he was told.
 
-With faults about one in sixty computes the prefix again: the first ones after it changed, and those that had waited long
-enough for a worker that hung.
+With faults about one in sixty computes the prefix again: the first ones after it changed, and those that had waited
+long enough for a worker that hung.
 """
 
 from __future__ import annotations
