@@ -12,7 +12,7 @@ from kvrelay.deploy.chaos.arena import ArenaVictims
 from kvrelay.deploy.chaos.script import Deed, Target
 from kvrelay.errors import Lost, Overloaded
 from kvrelay.store.client import StoreClient
-from tests.patience import until
+from tests.patience import PATIENCE_S, until
 from tests.store.conftest import FORMAT, KEY, page_name, payload
 from tests.store.nursery import Wish, running
 
@@ -30,7 +30,7 @@ def socket(tmp_path: Path) -> Iterator[Path]:
 def client(socket: Path) -> Iterator[StoreClient]:
     made = StoreClient(socket, KEY, owner="w/1", format=FORMAT)
     made.start()
-    assert made.wait_attached(5)
+    assert made.wait_attached(PATIENCE_S)
     yield made
     made.close()
 

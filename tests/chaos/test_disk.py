@@ -19,6 +19,7 @@ from kvrelay.deploy.engine import EngineSpec
 from kvrelay.deploy.process import Child
 from kvrelay.deploy.server import EngineServer, write_to
 from kvrelay.errors import Misconfigured
+from tests.patience import PATIENCE_S
 from tests.router.cluster import Cluster
 from tests.router.tiny_tokenizer import make_tokenizer
 
@@ -89,7 +90,7 @@ async def test_an_engine_whose_log_cannot_be_written_goes_on_and_the_lines_are_c
         spec = EngineSpec(model_path=Path("/"), served_name="m", port=1, cpus=())
         engine = EngineServer(spec, child, http, quote_log=True)
         with open("/dev/full", "wb", buffering=0) as full:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENCE_S):
                 await engine.relay_log(write_to(full))
                 assert await child.wait() == 0
     assert engine.log_lines_lost == LINES

@@ -14,6 +14,7 @@ import pytest
 from kvrelay.deploy.chaos.network import NetworkVictims, why_not
 from kvrelay.deploy.chaos.script import Deed, Target
 from kvrelay.errors import Lost, Misconfigured
+from tests.patience import PATIENCE_S
 
 NAME = "chaos-apart"
 SPACE = f"kvrelay-{os.getpid()}-apart"
@@ -85,13 +86,13 @@ async def test_a_member_is_cut_off_without_a_word_and_goes_on_where_it_was(membe
     assert await victims.targets() == [Target(name=NAME, kind="worker", deeds=(Deed.PARTITION, Deed.LOSS))]
     reader, writer = await asyncio.open_connection(FAR, 7)
     writer.write(b"one\n")
-    assert await says(reader, 5) == b"one\n"
+    assert await says(reader, PATIENCE_S) == b"one\n"
     await victims.hurt(NAME, Deed.PARTITION)
     writer.write(b"two\n")
     assert await says(reader, 0.5) == b""
     assert not reader.at_eof(), "nobody closed anything"
     await victims.mend(NAME)
-    assert await says(reader, 10) == b"two\n", "on the same connection"
+    assert await says(reader, PATIENCE_S) == b"two\n", "on the same connection"
     writer.close()
 
 
@@ -102,10 +103,10 @@ async def test_lost_packets_are_late_and_not_lost(member: asyncio.subprocess.Pro
     await victims.hurt(NAME, Deed.LOSS)
     for number in range(10):
         writer.write(b"%d\n" % number)
-        assert await says(reader, 10) == b"%d\n" % number
+        assert await says(reader, PATIENCE_S) == b"%d\n" % number
     await victims.end()
     writer.write(b"whole\n")
-    assert await says(reader, 10) == b"whole\n"
+    assert await says(reader, PATIENCE_S) == b"whole\n"
     writer.close()
 
 

@@ -189,7 +189,7 @@ def test_while_nothing_comes_a_load_looks_at_one_mark_and_rarely_at_all(
     pages = pages_for(arena, 70)
     save(arena, pages[:2])
     receiver.loader.start(LoadJob("request", receiver.table, pages, 0, 70), lambda: arena, arena.epoch)
-    assert often.wait(10)
+    assert often.wait(PATIENCE_S)
     assert looks.count("all") <= 3
     save(arena, pages)
     assert receiver.result().bad_blocks == frozenset()
