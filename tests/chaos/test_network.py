@@ -20,7 +20,8 @@ from tests.patience import PATIENCE_S
 NAME = "chaos-apart"
 SPACE = f"kvrelay-{os.getpid()}-apart"
 HERE = f"kv{os.getpid()}"
-NEAR, FAR = "198.18.7.1", "198.18.7.2"
+NEAR, FAR = (f"198.18.{os.getpid() // 60 % 240 + 10}.{4 * (os.getpid() % 60) + end}" for end in (1, 2))
+"""Of this run of the tests alone, in a range that is reserved for such things."""
 ECHO = f"""
 import asyncio
 async def echo(reader, writer):
