@@ -1,5 +1,5 @@
-"""Where requests go on real engines, and what the router knew before: hits go to their holder until it queues, times
-are foretold, and no page is expected where none is."""
+"""Where requests go on real engines, and what the router knew before: short prompts and next turns stay on D, hits go
+to their holder until it queues, times are foretold, and no page is expected where none is."""
 
 from __future__ import annotations
 
@@ -83,14 +83,59 @@ async def choosing(shaped: Probe) -> AsyncIterator[Probe]:
     await restart_router(shaped, "never")
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def experienced(choosing: Probe) -> Probe:
+    """The router has seen hand-offs of short and of long prompts."""
+    rng = random.Random(50)
+    for tokens in (20, 1500, 300, 60, 900, 40) * 2:
+        await route(choosing, ids(rng, tokens))
+    return choosing
+
+
 async def test_after_fifty_requests_the_first_token_comes_when_it_was_foretold(choosing: Probe) -> None:
-    if [worker.role for worker in choosing.cluster.workers].count(Role.DECODE) > 1:
-        pytest.skip("on two cores the second D spins for a second after each answer, on the core of the only P")
+    skip_where_workers_share_cores(choosing)
     rng = random.Random(51)
     seen = [await route(choosing, ids(rng, rng.randrange(20, 1500))) for _ in range(LEARNING + AFTERWARDS)]
     errors = [abs(each.predicted_s / each.ttft_s - 1) for each in seen]
     assert statistics.median(errors[LEARNING:]) <= 0.2, [round(error, 2) for error in errors]
     assert {each.path for each in seen[:8]} == {"remote_prefill"}, "the operator's roles hold at first"
+
+
+async def test_short_prompts_stay_on_an_idle_d(experienced: Probe) -> None:
+    rng = random.Random(52)
+    short = [await route(experienced, ids(rng, 8)) for _ in range(6)]
+    assert sum(each.reason == "cheaper" for each in short) > 3, short
+    await experienced.assert_at_rest()
+
+
+async def test_beside_answers_short_prompts_stay_on_d_and_long_ones_do_not(experienced: Probe) -> None:
+    skip_where_workers_share_cores(experienced)
+    prefillers = [worker for worker in experienced.cluster.workers if worker.role is Role.PREFILL]
+    rng, short, long = random.Random(56), [], []
+    async with asyncio.TaskGroup() as group:
+        answers = [group.create_task(route(experienced, ids(rng, 40), max_tokens=400)) for _ in range(4)]
+        for _ in range(6):
+            longs = [group.create_task(route(experienced, ids(rng, 1500))) for _ in prefillers]
+            short.append(await route(experienced, ids(rng, 64)))
+            long += [await each for each in longs]
+    assert sum(each.reason == "cheaper" for each in short) > 3, short
+    assert sum(each.path == "remote_prefill" for each in long) > len(long) / 2, long
+    assert [len(answer.result().answer) for answer in answers] == [400] * 4
+    await experienced.assert_at_rest()
+
+
+async def test_a_turn_stays_on_d_where_the_kv_of_the_one_before_is(experienced: Probe) -> None:
+    """Two D share a node here, whose store serves either."""
+    rng, reasons = random.Random(53), []
+    for _ in range(3):
+        history = ids(rng, 1000)
+        first = await route(experienced, history, max_tokens=40)
+        await settled()
+        second = await route(experienced, [*history, *first.answer, *ids(rng, 5)])
+        assert second.cached_tokens == second.expected_tokens > 1000, second
+        reasons.append(second.reason)
+    assert reasons.count("cheaper") > 1, reasons
+    await experienced.assert_at_rest()
 
 
 async def test_hits_go_where_their_prefix_is_and_spread_when_that_queues(choosing: Probe) -> None:
@@ -120,6 +165,11 @@ async def test_no_page_is_expected_where_none_is_also_after_workers_and_the_rout
     assert [each for each in found if each.expected_tokens > each.cached_tokens] == []
     assert expected > 2000
     await choosing.assert_at_rest()
+
+
+def skip_where_workers_share_cores(probe: Probe) -> None:
+    if [worker.role for worker in probe.cluster.workers].count(Role.DECODE) > 1:
+        pytest.skip("on two cores the second D spins for a second after each answer, on the core of the only P")
 
 
 def one_of_two(probe: Probe) -> str:
