@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import AsyncIterator
 
@@ -14,7 +15,7 @@ from kvrelay.deploy.chaos.script import Deed, Target
 from kvrelay.errors import Lost
 from tests.patience import until
 
-NAME = "chaos-test-worker"
+NAME = f"chaos-test-worker-{os.getpid()}"
 
 
 @pytest.fixture
