@@ -19,22 +19,25 @@ class Bursts:
     def __init__(self, cut: Callable[[bool], Awaitable[None]]) -> None:
         """``cut`` cuts it or makes it whole; what it raises as ``Lost`` is nobody there to cut off."""
         self._cut = cut
+        self._over = asyncio.Event()
         self._task = asyncio.create_task(self._run())
 
     def __repr__(self) -> str:
         return f"<Bursts {'over' if self._task.done() else 'running'}>"
 
     async def _run(self) -> None:
-        while True:
+        while not self._over.is_set():
             with contextlib.suppress(Lost):
                 await self._cut(True)
             await asyncio.sleep(CUT_S)
             with contextlib.suppress(Lost):
                 await self._cut(False)
-            await asyncio.sleep(WHOLE_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(WHOLE_S):
+                    await self._over.wait()
 
     async def end(self) -> None:
         """The network is whole. Raises ``Lost``."""
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        self._over.set()
+        await self._task  # not cancelled: a cut that is under way would come after what mends it
         await self._cut(False)
