@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,8 +23,10 @@ def socket(tmp_path: Path) -> Iterator[Path]:
     """Of a store with room for 60 pages of 64 kB."""
     path = tmp_path / "store.sock"
     with running() as nursery:
-        nursery.start(Wish(toml="store.arena_bytes = 4000000", name="s", socket_path=str(path), key=KEY))
+        store = nursery.start(Wish(toml="store.arena_bytes = 4000000", name="s", socket_path=str(path), key=KEY))
         yield path
+        store.signal(signal.SIGKILL)
+        store.wait(PATIENCE_S)
 
 
 @pytest.fixture
