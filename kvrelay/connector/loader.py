@@ -80,20 +80,21 @@ class _Load:
         """Copy the next layer if it is in; whether anything moved. Gives up what made no progress for ``wait_s``."""
         if now < self._look_at and not self._staging.may_be_in(self._awaited, self.layer):
             return False
-        missing = self.missing()
-        if missing:
+        ready = self._ready()
+        if not ready.all():
             self.drop_lost()
-            missing = self.missing()
-        if not missing:
+            ready = self._ready()
+        if ready.all():  # one look decides all that follows: marks come in meanwhile
             if self.usable:
                 self.copy_layer()
             self._fewest_missing = len(self.job.pages) + 1
             return True
-        self._awaited, self._look_at = int(np.flatnonzero(~self._ready())[-1]), now + FULL_LOOK_S
+        lacking = np.flatnonzero(~ready)
+        missing, self._awaited, self._look_at = len(lacking), int(lacking[-1]), now + FULL_LOOK_S
         if missing < self._fewest_missing:
             self._fewest_missing, self._progress_at = missing, now
         elif now - self._progress_at > wait_s:
-            self.give_up_from(int(np.argmin(self._ready())), "load_stalled")
+            self.give_up_from(int(lacking[0]), "load_stalled")
         return False
 
     def give_up_from(self, page: int, reason: str) -> None:
@@ -110,11 +111,8 @@ class _Load:
         if lost.any():
             self.give_up_from(int(np.argmax(lost)), "load_page_lost")
 
-    def missing(self) -> int:
-        """How many usable pages do not hold the next layer yet."""
-        return self.usable - int(np.count_nonzero(self._ready()))
-
     def _ready(self) -> Bools:
+        """Which usable pages hold the next layer."""
         return self._staging.ready(self.usable, self.layer)
 
     def copy_layer(self) -> None:

@@ -58,7 +58,9 @@ class Staging:
     def may_be_in(self, index: int, layer: int) -> bool:
         """Whether one mark of those that ``ready`` looks for is there: much cheaper, and not the whole truth."""
         slot, generation = int(self._numbers[index]), int(self._generations[index])
-        return self._arena.is_marked(slot, generation, layer, self._first)
+        shards = self._pages[index].shards
+        head = Shard(self._runs[shards].start, shards).heads(self._format.kv_heads).start
+        return self._arena.is_marked(slot, generation, layer, head)
 
     def copy(self, count: int, layer: int) -> None:
         """Copy ``layer`` of the pages into private memory."""
