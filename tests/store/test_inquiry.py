@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import signal
-from collections.abc import Callable
+import threading
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,10 +16,12 @@ import pytest
 from kvrelay.channel import Channel, Listener, bind_unix
 from kvrelay.channel import connect as connect_link
 from kvrelay.errors import Lost, Malformed, Refused
-from kvrelay.protocol.client import Allocate, Existing, NewPage
+from kvrelay.protocol.client import Allocate, Existing, Exists, NewPage
+from kvrelay.protocol.frame import encode
 from kvrelay.store import inquiry
 from kvrelay.store.client import StoreClient
 from kvrelay.store.inquiry import Inquiry
+from tests.patience import until
 from tests.store.conftest import KEY, StoreProcess, page_name, payload
 from tests.store.test_client import publish, take
 
@@ -136,17 +141,150 @@ def test_threads_that_share_a_link_each_get_their_own_answer(start_store: Start,
         assert all(threads.map(ask, range(8)))
 
 
-async def test_an_answer_to_fewer_names_than_were_asked_is_no_answer(tmp_path: Path) -> None:
-    async def serve(link: Channel) -> None:
-        while True:
-            await link.recv()
-            await link.send(Existing(id=0, present=[True]))
+class Odd:
+    """A store that answers as a test wants it to, or not at all."""
 
-    listener = Listener(bind_unix(tmp_path / "s"), KEY, receiver="odd", purposes={"inquiry"}, serve=serve)
-    serving = asyncio.create_task(listener.run())
-    asked = Inquiry(tmp_path / "s", KEY, sender="script")
-    assert await asyncio.to_thread(asked.exists, [page_name(1)]) == [True]
-    with pytest.raises(Malformed, match="answered"):
-        await asyncio.to_thread(asked.exists, [page_name(1), page_name(2)])
-    asked.close()
-    serving.cancel()
+    def __init__(self, path: Path, answer: Callable[[Channel, Exists], Awaitable[None]]) -> None:
+        self.links = self.asked = 0
+        self._answer = answer
+        self._listener = Listener(bind_unix(path), KEY, receiver="odd", purposes={"inquiry"}, serve=self._serve)
+
+    async def _serve(self, link: Channel) -> None:
+        self.links += 1
+        while True:
+            question = await link.recv()
+            assert isinstance(question, Exists)
+            self.asked += 1
+            await self._answer(link, question)
+
+    async def __aenter__(self) -> Odd:
+        self._serving = asyncio.create_task(self._listener.run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._serving.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._serving
+
+
+async def yes(link: Channel, question: Exists) -> None:
+    await link.send(Existing(id=question.id, present=[True]))
+
+
+async def never(link: Channel, question: Exists) -> None: ...
+
+
+async def test_an_answer_to_fewer_names_than_were_asked_is_no_answer(tmp_path: Path) -> None:
+    with Inquiry(tmp_path / "s", KEY, sender="script") as asked:
+        async with Odd(tmp_path / "s", yes):
+            assert await asyncio.to_thread(asked.exists, [page_name(1)]) == [True]
+            with pytest.raises(Malformed, match="answered 1 times to 2 names"):
+                await asyncio.to_thread(asked.exists, [page_name(1), page_name(2)])
+
+
+async def test_the_answer_to_another_question_is_no_answer_and_ends_the_link(tmp_path: Path) -> None:
+    async def confuse(link: Channel, question: Exists) -> None:
+        await link.send(Existing(id=question.id - (store.links == 1), present=[True]))
+
+    with Inquiry(tmp_path / "s", KEY, sender="script") as asked:
+        async with Odd(tmp_path / "s", confuse) as store:
+            with pytest.raises(Malformed, match="answered question 0, not 1"):
+                await asyncio.to_thread(asked.exists, [page_name(1)])
+            assert await asyncio.to_thread(asked.exists, [page_name(1)]) == [True]
+            assert store.links == 2
+
+
+def test_the_answer_to_an_interrupted_question_is_no_other_ones(start_store: Start, connect: Connect) -> None:
+    class Interrupted(BaseException):
+        pass
+
+    def interrupt(*_: object) -> None:
+        raise Interrupted
+
+    store = start_store()
+    connect(store).put(page_name(1), payload(1), 8)
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    with Inquiry(store.address, KEY, sender="script") as asked:
+        assert asked.exists([page_name(1)]) == [True]
+        store.signal(signal.SIGSTOP)
+        timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1))
+        timer.start()
+        with pytest.raises(Interrupted):
+            asked.exists([page_name(1)])
+        signal.signal(signal.SIGUSR1, before)
+        store.signal(signal.SIGCONT)
+        assert asked.exists([page_name(2)]) == [False]
+        assert asked.exists([page_name(1)]) == [True]
+
+
+async def test_a_process_that_is_forked_off_asks_over_a_link_of_its_own(tmp_path: Path) -> None:
+    with Inquiry(tmp_path / "s", KEY, sender="script") as asked:
+        async with Odd(tmp_path / "s", yes) as store:
+            await asyncio.to_thread(asked.exists, [page_name(1)])
+            child = os.fork()
+            if not child:
+                status = 1
+                try:
+                    status = 0 if asked.exists([page_name(1)]) == [True] else 1
+                    asked.close()
+                finally:
+                    os._exit(status)
+            _, status = await asyncio.to_thread(os.waitpid, child, 0)
+            assert (status, store.links) == (0, 2)
+            assert await asyncio.to_thread(asked.exists, [page_name(1)]) == [True]
+            assert store.links == 2, "the child ended its parent's link"
+
+
+async def test_a_fork_need_not_wait_for_a_question_that_its_parent_is_asking(tmp_path: Path) -> None:
+    async def answer(link: Channel, question: Exists) -> None:
+        if store.links > 1:
+            await yes(link, question)
+
+    with Inquiry(tmp_path / "s", KEY, sender="script") as asked:
+        async with Odd(tmp_path / "s", answer) as store:
+            asking = asyncio.create_task(asyncio.to_thread(asked.exists, [page_name(1)]))
+            await until(lambda: store.asked == 1)
+            child = os.fork()
+            if not child:
+                status = 1
+                try:
+                    status = 0 if asked.exists([page_name(1)]) == [True] else 1
+                finally:
+                    os._exit(status)
+            assert (await asyncio.to_thread(os.waitpid, child, 0))[1] == 0
+            asked.close()
+            with pytest.raises(Lost, match="closed here"):
+                await asking
+
+
+async def test_an_answer_that_comes_in_drops_is_late_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def drip(link: Channel, question: Exists) -> None:
+        data = encode(Existing(id=question.id, present=[True] * 100))
+        for byte in data:
+            link._sock.send(bytes([byte]))
+            await asyncio.sleep(0.05)
+
+    monkeypatch.setattr(inquiry, "ANSWER_S", 1.0)
+    with Inquiry(tmp_path / "s", KEY, sender="script") as asked:
+        async with Odd(tmp_path / "s", drip):
+            with pytest.raises(Lost, match="did not answer within 1 s"):
+                await asyncio.to_thread(asked.exists, [page_name(1)] * 100)
+
+
+async def test_neither_a_question_nor_the_end_waits_for_other_questions_without_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inquiry, "ANSWER_S", 20.0)
+    with Inquiry(tmp_path / "s", KEY, sender="script") as asked:
+        async with Odd(tmp_path / "s", never) as store:
+            first = asyncio.create_task(asyncio.to_thread(asked.exists, [page_name(1)]))
+            await until(lambda: store.asked == 1)
+            monkeypatch.setattr(inquiry, "ANSWER_S", 0.1)
+            with pytest.raises(Lost, match="other questions"):
+                await asyncio.to_thread(asked.exists, [page_name(1)])
+            asked.close()
+            with pytest.raises(Lost, match="closed here"):
+                await first
+            assert store.links == 1
