@@ -52,8 +52,12 @@ class Incoming:
         self._keeper = keeper
         self._writer = writer
         self._wanted = Wanted(len(names), shelf.arena.format.layers)
-        self._kept: dict[int, Page] = {}
-        """Pages of the prompt that were here already, pinned: room for the others is never made by evicting these."""
+        self._kept: dict[PageName, Page] = {}
+        """Pages of the prompt that were here already or were received, pinned as long as all may arrive.
+
+        Room is never made by evicting these, for the others or for another push: without room both give up, and the
+        first that does lets go of its own.
+        """
         self._lent: list[Page] = []
         """Pages that were given up while the sender may still write into their slots."""
 
@@ -82,7 +86,8 @@ class Incoming:
 
     def begin(self, now: float) -> None:
         """Keep what is here, before the first offer: those of a long prompt come one after the other."""
-        self._keep(list(range(len(self._names))), now)
+        self.transfer.let_go = self._let_go
+        self._keep(self._names, now)
 
     def want(self, offered: list[int], shards: int, now: float) -> tuple[list[int], list[SlotRef]]:
         """Make room for the pages that are lacking here; which of them should be sent, and their slots."""
@@ -92,7 +97,8 @@ class Incoming:
             return [], []
         self._keeper.transfers.offered(self.transfer, self.names(offered))
         unasked = positions[self._wanted.rows(positions) == 0].tolist()
-        lacking = self._keep(unasked, now)
+        found = self._keep(self.names(unasked), now)
+        lacking = [index for index, page in zip(unasked, found, strict=True) if page is None]
         refs = catalog.take(self._shelf, len(lacking), now)
         wanted, refused = lacking[: len(refs)], lacking[len(refs) :]
         coming = Coming(
@@ -107,14 +113,20 @@ class Incoming:
             self._keeper.transfers.give_up(self.transfer, self.names(refused), now)
         return wanted, refs
 
-    def _keep(self, offered: list[int], now: float) -> list[int]:
-        """Keep those that are here, whole or arriving, until the push ends; the others."""
-        catalog, names = self._keeper.catalog, self._names
-        pages = [catalog.find(names[index]) for index in offered]
-        here = {i: page for i, page in zip(offered, pages, strict=True) if page is not None and i not in self._kept}
-        self._kept.update(here)
-        catalog.pins.hold(here.values(), now)
-        return [index for index, page in zip(offered, pages, strict=True) if page is None]
+    def _keep(self, names: Sequence[PageName], now: float) -> list[Page | None]:
+        """Keep those that are here, whole or arriving, as they are found now: one that was given up has no claim."""
+        catalog, kept = self._keeper.catalog, self._kept
+        pages = [catalog.find(name) for name in names]
+        if self.transfer.may_arrive:
+            here = {page.name: page for page in pages if page is not None and kept.get(page.name) is not page}
+            catalog.pins.hold(here.values(), now)
+            self._unpin([kept[name] for name in here if name in kept])
+            kept.update(here)
+        return pages
+
+    def _let_go(self) -> None:
+        self._unpin(list(self._kept.values()))
+        self._kept.clear()
 
     # ------------------------------------------------------------ batches
 
@@ -171,14 +183,16 @@ class Incoming:
         self._give_up(rows, FOREVER if self.lends else now)
 
     def _moved(self, rows: Ints, now: float) -> None:
-        """Layers of these pages were verified: let go of those of which nothing more is to come."""
+        """Layers of these pages were verified; those of which nothing more is to come are kept with the others."""
         counts, pages = self._wanted.layers_in(rows), self._wanted.of(rows)
         for page, count in zip(pages, counts.tolist(), strict=True):
             page.layers_in = count
         whole = rows[counts == self.format.layers]
         self.transfer.traffic.pages += len(whole)
         self._keeper.counts.add("pages_received", len(whole))
-        self._keeper.received(self._shelf, pages if len(whole) == len(pages) else self._wanted.of(whole), now)
+        received = pages if len(whole) == len(pages) else self._wanted.of(whole)
+        self._keeper.received(self._shelf, received, now)
+        self._keep([page.name for page in received], now)
         self._unpin(self._wanted.let_go(whole))
 
     def landed(self, landing: Landing) -> None:
@@ -214,8 +228,7 @@ class Incoming:
         for page in self._lent:
             self._keeper.catalog.fail(page, free_at)
         self._lent.clear()
-        self._unpin(list(self._kept.values()))
-        self._kept.clear()
+        self._let_go()
         self._keeper.progress(now)
         if problem:
             self._keeper.transfers.fail(self.transfer, problem, now)

@@ -49,6 +49,8 @@ class Transfer:
     outcome: Stage | None = None
     traffic: Traffic = field(default_factory=Traffic)
     """What came in for it from another store."""
+    let_go: Callable[[], None] = lambda: None
+    """Called when it has ended, and when it cannot arrive any more: nothing need be kept for it."""
 
     def __repr__(self) -> str:
         state = self.outcome or f"{len(self.expected)} of {len(self.names)} pages missing"
@@ -57,6 +59,10 @@ class Transfer:
     @property
     def is_open(self) -> bool:
         return self.outcome is None
+
+    @property
+    def may_arrive(self) -> bool:
+        return self.is_open and not self.is_short
 
 
 class Transfers:
@@ -149,6 +155,8 @@ class Transfers:
             self._forget_wait(transfer, name)
             transfer.expected.discard(name)
             transfer.is_short = True
+        if transfer.is_short:
+            transfer.let_go()
         self._settle(transfer, now)
 
     def finish(self, transfer: Transfer, passage: Passage, now: float) -> None:
@@ -230,6 +238,8 @@ class Transfers:
             self._forget_wait(transfer, name)
         transfer.expected, transfer.unoffered, transfer.names = set(), set(), ()
         transfer.expires = now + TRANSFER_TTL_S
+        transfer.let_go()
+        transfer.let_go = lambda: None  # it is remembered longer than what it passed through
 
     def _await(self, transfer: Transfer) -> None:
         alone = (transfer,)
