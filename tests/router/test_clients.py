@@ -16,7 +16,7 @@ from kvrelay.config import RouterConfig
 from kvrelay.router import gateway, outflow
 from kvrelay.types import Role, Stage
 from tests.fleet.values import store
-from tests.patience import PATIENCE_S, until
+from tests.patience import CANCELLED_S, LEEWAY, PATIENCE_S, until
 from tests.router.cluster import Cluster
 
 ROUTES = ("/v1/completions", "/v1/chat/completions")
@@ -387,7 +387,7 @@ async def test_a_client_that_goes_away_cancels_both_legs(cluster: Cluster, point
     busy = {"prefill": (1, 0), "overlap": (1, 1), "decode": (0, 1)}[point]
     await until(lambda: (prefill.in_flight, decode.in_flight) == busy)
     request.cancel()
-    await until(lambda: (prefill.aborted, decode.aborted) == busy)
+    await until(lambda: (prefill.aborted, decode.aborted) == busy, within_s=LEEWAY * CANCELLED_S)
     await cluster.at_rest()
     assert await cluster.metric('kvrelay_requests_total{path="remote_prefill",status="499"}') == 1
 
@@ -398,7 +398,7 @@ async def test_a_client_that_goes_away_in_mid_stream_cancels_d(cluster: Cluster)
     async with cluster.http.post("/v1/completions", json={"model": "tiny", "prompt": "x", "stream": True}) as response:
         await response.content.readany()
         response.close()
-    await until(lambda: decode.aborted == 1)
+    await until(lambda: decode.aborted == 1, within_s=LEEWAY * CANCELLED_S)
     await cluster.at_rest()
     assert await cluster.metric('kvrelay_requests_total{path="remote_prefill",status="499"}') == 1
 
@@ -412,7 +412,7 @@ async def test_clients_that_go_away_in_mid_stream_open_no_breaker(cluster: Clust
         await response.content.readany()
     for response in responses:
         response.close()
-    await until(lambda: decode.aborted == 8)
+    await until(lambda: decode.aborted == 8, within_s=LEEWAY * CANCELLED_S)
     await cluster.at_rest()
     assert await cluster.metric("kvrelay_breakers_opened_total") == 0
 
@@ -426,7 +426,7 @@ async def test_a_client_that_reads_nothing_is_hung_up_on(cluster: Cluster, monke
     reader, writer = await asyncio.open_connection(host, int(port), limit=1 << 10)
     head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
     writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-    await until(lambda: decode.aborted == 1)
+    await until(lambda: decode.aborted == 1, within_s=LEEWAY * CANCELLED_S)
     await cluster.at_rest()
     assert await cluster.metric('kvrelay_requests_total{path="remote_prefill",status="499"}') == 1
     writer.transport.abort()

@@ -21,7 +21,7 @@ from kvrelay.protocol.feed import Heartbeat, RegisterWorker
 from kvrelay.router import prefills
 from kvrelay.types import Role, Stage
 from tests.fleet.values import store, worker
-from tests.patience import PATIENCE_S, until
+from tests.patience import CANCELLED_S, LEEWAY, PATIENCE_S, RECOVERED_S, until
 from tests.router.cluster import KEY, Cluster
 from tests.router.test_two_legs import decode_leg
 
@@ -29,7 +29,8 @@ from tests.router.test_two_legs import decode_leg
 async def test_ps_400_reaches_the_client_with_its_body_and_d_is_never_asked(cluster: Cluster) -> None:
     prefill, decode = await cluster.split()
     prefill.refuse, prefill.refusal = 400, b'{"error":{"message":"maximum context length is 512","code":400}}'
-    status, answer, _ = await cluster.post("/v1/completions", {"model": "tiny", "prompt": list(range(1, 600))})
+    async with asyncio.timeout(LEEWAY * CANCELLED_S):
+        status, answer, _ = await cluster.post("/v1/completions", {"model": "tiny", "prompt": list(range(1, 600))})
     assert (status, answer["error"]["message"]) == (400, "maximum context length is 512")
     assert decode.bodies() == []
 
@@ -149,9 +150,9 @@ async def test_a_p_that_falls_silent_does_not_hold_the_request_up(cluster: Clust
     request = asyncio.create_task(cluster.complete())
     await until(lambda: prefill.in_flight == 1)
     cluster.members["p1"].silent = True
-    await request
+    await asyncio.wait_for(request, LEEWAY * RECOVERED_S)
     assert len(decode.bodies()) == 1
-    await until(lambda: prefill.aborted == 1)
+    await until(lambda: prefill.aborted == 1, within_s=LEEWAY * CANCELLED_S)
 
 
 async def test_a_d_that_says_goodbye_in_mid_stream_ends_the_stream_with_an_error(cluster: Cluster) -> None:
@@ -161,9 +162,9 @@ async def test_a_d_that_says_goodbye_in_mid_stream_ends_the_stream_with_an_error
     async with cluster.http.post("/v1/completions", json=asked) as response:
         one = await response.content.readuntil(b"\n\n")
         await cluster.members["d1"].leave()
-        error = await asyncio.wait_for(response.content.read(), PATIENCE_S)
+        error = await asyncio.wait_for(response.content.read(), LEEWAY * RECOVERED_S)
     assert (b"one" in one, b'"code":502' in error) == (True, True)
-    await until(lambda: decode.aborted == 1)
+    await until(lambda: decode.aborted == 1, within_s=LEEWAY * CANCELLED_S)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -176,11 +177,11 @@ async def test_a_d_that_hangs_for_several_leases_does_not_keep_its_client(model_
         request = asyncio.create_task(_read(cluster, body))
         await until(lambda: decode.in_flight == 1)
         cluster.members["d1"].silent = True
-        status, answer = await asyncio.wait_for(request, PATIENCE_S)
+        status, answer = await asyncio.wait_for(request, LEEWAY * RECOVERED_S)
         assert time.monotonic() - start > 2 * 0.5
         assert status == (200 if stream else 503)
         assert b"again" in answer if stream else b"retry" in answer
-        await until(lambda: decode.aborted == 1)
+        await until(lambda: decode.aborted == 1, within_s=LEEWAY * CANCELLED_S)
         await cluster.at_rest()
 
 
@@ -201,7 +202,7 @@ async def test_a_request_that_reaches_a_hung_d_late_goes_to_another(model_folder
         workers = cluster.router.brain.fleet.workers
         await until(lambda: [info.name for info in workers.given_up(time.monotonic())] == ["d1"])
         prefill.hold.set()
-        await asyncio.wait_for(request, PATIENCE_S)
+        await asyncio.wait_for(request, LEEWAY * RECOVERED_S)
         assert (len(first.bodies()), len(second.bodies())) == (1, 1)
         await cluster.at_rest()
 
@@ -273,7 +274,7 @@ async def test_a_worker_that_was_killed_and_started_again_gets_its_name_back_at_
         )
         running = asyncio.create_task(feed.run())
         workers = cluster.router.brain.fleet.workers
-        await until(lambda: workers.usable(time.monotonic())[0].incarnation == "i2")
+        await until(lambda: workers.usable(time.monotonic())[0].incarnation == "i2", within_s=LEEWAY * RECOVERED_S)
         running.cancel()
         await cluster.at_rest()
 
@@ -287,7 +288,7 @@ async def test_a_new_incarnation_ends_what_ran_on_the_old_one(cluster: Cluster) 
     cluster.members["d1"].link.close()
     reborn = worker("d1", Role.DECODE, url=decode.url, incarnation="i2")
     await cluster.join(reborn)
-    status, _, _ = await asyncio.wait_for(request, PATIENCE_S)
+    status, _, _ = await asyncio.wait_for(request, LEEWAY * RECOVERED_S)
     assert status == 503
 
 

@@ -13,7 +13,7 @@ from kvrelay.store.arena import checksums
 from kvrelay.store.client import StoreClient
 from kvrelay.store.peers import MAX_PUSHED_PAGES
 from kvrelay.types import Shard, SlotRef, Stage
-from tests.patience import PATIENCE_S, wait_until
+from tests.patience import LEEWAY, PATIENCE_S, RECOVERED_S, wait_until
 from tests.store.conftest import FORMAT, StoreProcess, page_name, payload
 from tests.store.test_client import is_idle, publish, take
 
@@ -196,7 +196,7 @@ def test_a_sender_that_dies_in_the_middle_fails_what_was_on_its_way(pair: Pair) 
     pair.p.kill()
     arena = pair.reader.arena
     assert arena is not None
-    wait_until(lambda: arena.is_failed(held[0]))
+    wait_until(lambda: arena.is_failed(held[0]), within_s=LEEWAY * RECOVERED_S)
     answer = pair.reader.acquire("m", [page_name(0)], 60, ["t"]).result(PATIENCE_S)
     assert (answer.pages, answer.waiting) == ([None], False)
     pair.reader.release("l")
@@ -213,7 +213,7 @@ def test_a_receiver_that_dies_fails_the_push_and_the_next_one_finds_its_successo
     pair.writer.announce([NewPage(page_name(50), ref, 8)], "t2")
     wait_until(lambda: pair.reader.describe()["transfers_open"] == 1)
     pair.d.kill()
-    wait_until(lambda: pair.writer.describe()["pushes_failed"] == 1)
+    wait_until(lambda: pair.writer.describe()["pushes_failed"] == 1, within_s=LEEWAY * RECOVERED_S)
     assert pair.writer.describe()["pages_pinned"] == 0
     wait_until(lambda: pair.reader.arena is None)
     pair.d.start()
@@ -232,7 +232,7 @@ def test_a_peer_that_stops_is_given_up_and_taken_back_when_it_goes_on(start_stor
     wait_until(lambda: pair.reader.describe()["transfers_arrived"] == 1)
     pair.d.signal(signal.SIGSTOP)
     pair.open("t2", 4)
-    wait_until(lambda: pair.writer.describe()["pushes_failed"] == 1)
+    wait_until(lambda: pair.writer.describe()["pushes_failed"] == 1, within_s=LEEWAY * RECOVERED_S)
     assert pair.writer.describe()["pages_pinned"] == 0
     pair.d.signal(signal.SIGCONT)
     pair.open("t3", 4)
@@ -265,7 +265,7 @@ def test_a_lost_writer_fails_its_transfer_on_both_sides(pair: Pair) -> None:
     pair.writer.announce([NewPage(page_name(0), ref, 8)], "t")
     wait_until(lambda: pair.reader.acquire("l", [page_name(0)], 60, ["t"]).result(PATIENCE_S).pages[0])
     pair.writer.close()
-    wait_until(lambda: pair.reader.describe()["transfers_failed"] == 1)
+    wait_until(lambda: pair.reader.describe()["transfers_failed"] == 1, within_s=LEEWAY * RECOVERED_S)
     pair.reader.release("l")
     wait_until(lambda: is_idle(pair.reader))
 
