@@ -32,12 +32,15 @@ class Receiver:
     def __init__(self, pages: int, codec: Codec = Codec.RAW, slots: int = 64) -> None:
         self.events: list[TransferEvent] = []
         self.keeper = Keeper("d", StoreConfig(arena_bytes=slots * STRIDE), 1, self.events.append)
-        shelf = self.keeper.room.shelf(FORMAT)
         self.writer = self.keeper.join("peer p", 0.0)
-        names = [page_name(number) for number in range(pages)]
-        transfer = self.keeper.open_transfer("t", self.writer, names, pages * 8, shelf, Way.IN, 0.0)
+        self.incoming = self.push("t", range(pages), codec)
+
+    def push(self, id: str, numbers: Sequence[int], codec: Codec = Codec.RAW) -> Incoming:
+        """A peer opens a push of these."""
+        shelf, names = self.keeper.room.shelf(FORMAT), [page_name(number) for number in numbers]
+        transfer = self.keeper.open_transfer(id, self.writer, names, len(names) * 8, shelf, Way.IN, 0.0)
         assert transfer is not None
-        self.incoming = Incoming(transfer, shelf, names, pages * 8, self.keeper, self.writer, lends=False, codec=codec)
+        return Incoming(transfer, shelf, names, len(names) * 8, self.keeper, self.writer, lends=False, codec=codec)
 
     def land(self, *parts: tuple[int, int], damaged: Sequence[tuple[int, int]] = ()) -> Landing:
         """The bytes of a batch of (page, layer) are in, some of them damaged, and not verified yet."""
@@ -124,6 +127,73 @@ def test_pages_that_have_yet_to_be_offered_are_kept_while_room_is_made_for_those
     assert receiver.states(3, 4, 5) == [SlotState.COMPLETE] * 3
     assert receiver.states(10, 11, 12, 13, 14) == [None] * 3 + [SlotState.COMPLETE] * 2
     assert receiver.incoming.want([3, 4, 5], 1, 0.0)[0] == []
+    receiver.end(1.0)
+
+
+def test_room_for_the_rest_of_a_prompt_is_not_made_by_evicting_what_was_received_of_it() -> None:
+    receiver = Receiver(6, slots=4)
+    receiver.incoming.begin(0.0)
+    receiver.receive_all([0, 1, 2, 3])
+    assert receiver.incoming.want([4, 5], 1, 0.0)[0] == []
+    assert receiver.states(0, 1, 2, 3) == [SlotState.COMPLETE] * 4
+    assert receiver.stages == [Stage.FAILED]
+    receiver.end(1.0)
+
+
+def test_a_push_that_arrives_has_all_its_pages_whatever_room_another_wants_meanwhile() -> None:
+    receiver = Receiver(4, slots=6)
+    receiver.incoming.begin(0.0)
+    receiver.receive_all([0, 1, 2])
+    other = receiver.push("u", range(50, 55))
+    other.begin(0.0)
+    assert other.want([0, 1], 1, 0.0)[0] == [0, 1]
+    receiver.receive_all([3])
+    assert receiver.stages == [Stage.ARRIVED]
+    assert receiver.states(0, 1, 2, 3) == [SlotState.COMPLETE] * 4
+    other.end("broken", 1.0)
+    receiver.end(1.0)
+
+
+def test_of_two_pushes_that_share_a_full_store_the_one_that_gives_up_makes_room_for_the_other() -> None:
+    receiver = Receiver(4, slots=6)
+    receiver.incoming.begin(0.0)
+    receiver.receive_all([0, 1, 2])
+    other = receiver.push("u", range(50, 55))
+    other.begin(0.0)
+    assert other.want([0, 1, 2], 1, 0.0)[0] == [0, 1, 2]
+    assert receiver.incoming.want([3], 1, 0.0)[0] == []
+    assert receiver.stages == [Stage.FAILED]
+    assert other.want([3, 4], 1, 0.0)[0] == [3, 4]
+    receiver.incoming.end("", 0.0)
+    receiver.incoming = other
+    receiver.receive(*[(page, layer) for page in range(5) for layer in LAYERS])
+    assert receiver.stages == [Stage.FAILED, Stage.ARRIVED]
+    receiver.end(1.0)
+
+
+def test_what_was_received_is_held_no_longer_than_the_push_may_arrive() -> None:
+    receiver = Receiver(2)
+    receiver.incoming.begin(0.0)
+    receiver.receive_all([0])
+    assert receiver.keeper.catalog.pins.pinned == 1
+    receiver.keeper.tick(1000.0)
+    assert receiver.stages == [Stage.FAILED]
+    assert receiver.keeper.catalog.pins.pinned == 0, "its sender is silent, and its link still there"
+    receiver.end(1000.0)
+
+
+def test_the_copy_that_came_in_place_of_one_that_was_given_up_is_kept_and_the_other_is_not() -> None:
+    receiver = Receiver(2, slots=3)
+    other = receiver.somebody_fills(0)
+    receiver.incoming.begin(0.0)
+    (given_up,) = other.filling
+    receiver.keeper.leave(other, 0.0, quarantine_s=0)
+    assert given_up.pins == 1
+    receiver.has(0)
+    assert receiver.incoming.want([0], 1, 0.0)[0] == []
+    found = receiver.keeper.catalog.find(page_name(0))
+    assert found is not None
+    assert (given_up.pins, found.pins) == (0, 1)
     receiver.end(1.0)
 
 
