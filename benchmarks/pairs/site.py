@@ -35,10 +35,13 @@ class Kind:
     cpus: str = ""
     """Cores to pin it to; all when empty."""
     kv_cache_bytes: int = 8 << 20
+    load_wait_s: float = LOAD_WAIT_S
+    on_bad_page: str = "recompute"
 
     @property
     def name(self) -> str:
-        return f"tp{self.tensor_parallel}-block{self.block_tokens}-{self.dtype}"
+        ending = "" if self.on_bad_page == "recompute" else f"-{self.on_bad_page}"
+        return f"tp{self.tensor_parallel}-block{self.block_tokens}-{self.dtype}{ending}"
 
     def config(self) -> Config:
         return Config(
@@ -50,7 +53,8 @@ class Kind:
                 cpus=self.cpus,
                 max_batched_tokens=128,
                 max_model_len=1024,
-                load_wait_s=LOAD_WAIT_S,
+                load_wait_s=self.load_wait_s,
+                on_bad_page=self.on_bad_page,
             ),
         )
 
