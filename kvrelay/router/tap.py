@@ -3,6 +3,8 @@ than the token ids that only the router asked for."""
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from kvrelay.fleet.journal import Journal
@@ -10,8 +12,9 @@ from kvrelay.router.failures import blames_client
 from kvrelay.router.sse import DONE, END, error_status, has_error
 
 # A quote inside generated text is escaped in JSON, so this is never found inside a string.
-_IDS = b'token_ids":['
+_IDS = re.compile(rb'token_ids":\[[^\]]*\]')
 """Ends ``prompt_token_ids`` as well."""
+_NO_IDS = b'token_ids":null'
 _DATA = b"data: "
 _ERROR = b'"error"'
 _REASON = b'"finish_reason":"'
@@ -94,13 +97,10 @@ class Tap:
 
     def middle(self, block: bytes) -> bytes:
         """What of such a ``block`` goes to the client."""
-        events = block[len(_DATA) : -len(END)].split(END + _DATA)
-        self._unread += events
+        self._unread += block[len(_DATA) : -len(END)].split(END + _DATA)
         if len(self._unread) >= MAX_UNREAD:
             self._read()
-        if self.keeps_ids:
-            return block
-        return _without_last_ids(block) if len(events) == 1 else without_ids(block)
+        return block if self.keeps_ids else without_ids(block)
 
     def _take_slowly(self, block: bytes) -> tuple[bytes, bool]:
         """A block with the first event or the last."""
@@ -150,19 +150,8 @@ class Tap:
 
 
 def without_ids(data: bytes) -> bytes:
-    """``data`` as it would be had nobody asked for token ids."""
-    begin = data.rfind(_IDS)
-    while begin >= 0:
-        listed = begin + len(_IDS) - 1
-        data = data[:listed] + b"null" + data[data.find(b"]", listed) + 1 :]
-        begin = data.rfind(_IDS, 0, begin)
-    return data
-
-
-def _without_last_ids(event: bytes) -> bytes:
-    """The same for an event that tells them once. They are near its end: from there they are found at once."""
-    head, key, rest = event.rpartition(_IDS)
-    return b'%btoken_ids":null%b' % (head, rest.partition(b"]")[2]) if key else event
+    """``data`` as it would be had nobody asked for token ids, in one pass over it: blocks may be long."""
+    return _IDS.sub(_NO_IDS, data)
 
 
 def _head(block: bytes) -> Head:

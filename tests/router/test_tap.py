@@ -33,6 +33,45 @@ def test_the_client_gets_what_it_would_have_got_without_token_ids() -> None:
     assert (tapped.head.id, tapped.head.created, tapped.head.model) == ("a", 3, "m")
 
 
+def test_the_first_event_of_a_later_choice_tells_no_ids_either() -> None:
+    tapped = tap()
+    tapped.take(event("x", [1]))
+    assert tapped.take(event("y", [2], index=1, prompt_token_ids=[4, 5])) == (
+        event("y", None, index=1, prompt_token_ids=None),
+        False,
+    )
+
+
+def test_a_long_block_comes_out_as_its_events_would_one_by_one() -> None:
+    texts = ["x", '"token_ids":[7]', "]", "[", '"token_ids":null', "\\", 'token_ids":[']
+    reasons = [None, "stop"]
+    blocks, plain = [], []
+    for number in range(3_000):
+        text, reason, ids = texts[number % len(texts)], reasons[number % len(reasons)], [*range(number % 5)]
+        prompt = [number] if number % 11 == 0 else None
+        blocks.append(event(text, ids, reason, prompt_token_ids=prompt))
+        plain.append(event(text, None, reason, prompt_token_ids=None))
+    assert without_ids(b"".join(blocks)) == b"".join(map(without_ids, blocks)) == b"".join(plain)
+
+
+def test_the_ids_of_a_long_block_are_found_in_one_pass() -> None:
+    """As often as it is long: no copy of all of it for each event."""
+    block = Counted(event("x", [1]) * 1_000)
+    assert without_ids(block) == event("x", None) * 1_000
+    assert not block.copied_bytes
+
+
+class Counted(bytes):
+    """Knows how much of it was cut out."""
+
+    copied_bytes = 0
+
+    def __getitem__(self, key: Any) -> Any:
+        part = super().__getitem__(key)
+        self.copied_bytes += len(part) if isinstance(part, bytes) else 0
+        return part
+
+
 def test_ids_stay_for_who_asked_for_them() -> None:
     block = event("x", [1])
     assert tap(keeps_ids=True).take(block) == (block, False)
