@@ -24,6 +24,12 @@ class EventStream(web.StreamResponse):
     """A response whose head goes out together with its first event: a packet less, and its client wakes once."""
 
     _send_headers_immediately = False  # aiohttp's own switch, which its ``Response`` turns as well
+    is_over = False
+    """Its client has the end of its body."""
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        await super().write_eof(data)
+        self.is_over = True
 
 
 async def send_whole(http: web.Request, body: bytes) -> web.Response:
@@ -38,8 +44,19 @@ async def send_whole(http: web.Request, body: bytes) -> web.Response:
 
 async def send(http: web.Request, stream: Stream) -> web.StreamResponse:
     """All of ``stream``. Raises ``ConnectionResetError`` when the client is gone or reads nothing for too long."""
-    response, client = EventStream(headers=_HEADERS), Client(http)
+    response = EventStream(headers=_HEADERS)
     await response.prepare(http)
+    try:
+        await _pass_on(http, stream, response)
+    except asyncio.CancelledError:
+        if not response.is_over:
+            raise
+        # Its client may well hang up then, while the end of D's own body is awaited: it has a whole answer.
+    return response
+
+
+async def _pass_on(http: web.Request, stream: Stream, response: EventStream) -> None:
+    client = Client(http)
     shortened = ended = False
     async for block in stream.blocks:
         ended = block.endswith(DONE)
@@ -54,7 +71,6 @@ async def send(http: web.Request, stream: Stream) -> web.StreamResponse:
             shortened = True
     if not ended:
         await _taken(http, response.write_eof())
-    return response
 
 
 class Client:

@@ -49,6 +49,8 @@ class FakeVllm:
     """Answers wait for this (prefill, and decode's first word)."""
     hold_words: asyncio.Event = field(default_factory=asyncio.Event)
     """Streams wait for this after their first word."""
+    hold_end: asyncio.Event = field(default_factory=asyncio.Event)
+    """The end of a stream's body waits for this after its last event."""
     on_prefill: Hook | None = None
     in_flight: int = 0
     connections: set[object] = field(default_factory=set)
@@ -56,6 +58,7 @@ class FakeVllm:
     def __post_init__(self) -> None:
         self.hold.set()
         self.hold_words.set()
+        self.hold_end.set()
         self.hold_render.set()
 
     def bodies(self, path: str = "/v1/completions") -> list[dict[str, Any]]:
@@ -130,6 +133,7 @@ class FakeVllm:
             usage = {"id": "x", "choices": [], "usage": self._usage(body, len(self.words))}
             await response.write(b"data: " + json.dumps(usage, separators=(",", ":")).encode() + b"\n\n")
         await response.write(b"data: [DONE]\n\n")
+        await self.hold_end.wait()
         return response
 
     async def render(self, http: web.Request) -> web.StreamResponse:

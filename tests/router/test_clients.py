@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from kvrelay.config import RouterConfig
-from kvrelay.router import gateway, outflow
+from kvrelay.router import gateway, outflow, relay
 from kvrelay.types import Role, Stage
 from tests.fleet.values import store
 from tests.patience import CANCELLED_S, LEEWAY, PATIENCE_S, until
@@ -401,6 +401,20 @@ async def test_a_client_that_goes_away_in_mid_stream_cancels_d(cluster: Cluster)
     await until(lambda: decode.aborted == 1, within_s=LEEWAY * CANCELLED_S)
     await cluster.at_rest()
     assert await cluster.metric('kvrelay_requests_total{path="remote_prefill",status="499"}') == 1
+
+
+async def test_a_client_that_goes_away_with_the_last_event_was_answered(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay, "DRAIN_S", 2 * PATIENCE_S)
+    _, decode = await cluster.split()
+    decode.hold_end.clear()
+    body = {"model": "tiny", "prompt": "x", "stream": True}
+    async with cluster.http.post("/v1/completions", json=body, headers={"connection": "close"}) as response:
+        assert (await response.content.read()).endswith(b"data: [DONE]\n\n")
+    await cluster.at_rest()
+    assert await cluster.metric('kvrelay_requests_total{path="remote_prefill",status="200"}') == 1
+    decode.hold_end.set()
 
 
 async def test_clients_that_go_away_in_mid_stream_open_no_breaker(cluster: Cluster) -> None:
