@@ -32,12 +32,12 @@ class Answers:
             return Existing(id=question.id, present=self._keeper.exists(question.names, self._clock()))
         return Described(id=question.id, counts=self._keeper.describe(), links=self._peers.reports)
 
-    async def serve(self, link: Channel) -> None:
-        """Answer until the caller is gone. Raises ``Lost``, ``Malformed``."""
+    async def serve(self, link: Channel, stall_s: float) -> None:
+        """Answer until the caller is gone, or stops reading for ``stall_s``. Raises ``Lost``, ``Malformed``."""
         while True:
             message = await link.recv()
             if not isinstance(message, Exists | Describe):
                 raise Malformed(f"an inquiry sent {type(message).__name__}")
-            await link.send(self.to(message))
+            await link.send(self.to(message), stall_s=stall_s)
             # A caller that asks without end must not keep the loop from everybody else.
             await asyncio.sleep(0)

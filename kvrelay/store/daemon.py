@@ -93,7 +93,7 @@ class StoreDaemon:
     async def run(self, local: socket.socket, remote: socket.socket, ready: Callable[[StoreInfo], None]) -> None:
         """Serve until cancelled, or until one of its tasks dies: a half-dead store must not look alive."""
         reception = Reception(self.keeper.room, local.getsockname(), self._probes, self._agent)
-        answer = Answers(self.keeper, self.peers, self._loop.time).serve
+        answer = partial(Answers(self.keeper, self.peers, self._loop.time).serve, stall_s=self._stall_s)
         from_here: Serve = {"client": self._serve_client, "map": reception.serve_map, "inquiry": answer}
         from_peers: Serve = {
             "peer": partial(self._serve_peer, reception),

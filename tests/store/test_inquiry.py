@@ -6,23 +6,29 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from kvrelay.channel import Channel, Listener, bind_unix
 from kvrelay.channel import connect as connect_link
+from kvrelay.config import StoreConfig
 from kvrelay.errors import Lost, Malformed, Refused
 from kvrelay.protocol.client import Allocate, Existing, Exists, NewPage
 from kvrelay.protocol.frame import encode
 from kvrelay.store import inquiry
+from kvrelay.store.answers import Answers
 from kvrelay.store.client import StoreClient
 from kvrelay.store.inquiry import Inquiry
-from tests.patience import until
-from tests.store.conftest import KEY, StoreProcess, page_name, payload
+from kvrelay.store.keeper import Keeper
+from kvrelay.store.peers import Peers
+from tests.patience import PATIENCE_S, until
+from tests.store.conftest import KEY, STRIDE, StoreProcess, page_name, payload
 from tests.store.test_client import publish, take
 
 Start = Callable[..., StoreProcess]
@@ -127,6 +133,28 @@ async def test_over_a_link_for_questions_nothing_else_can_be_said(start_store: S
     with pytest.raises(Lost):
         await link.recv()
     link.close()
+
+
+async def test_a_caller_that_does_not_read_its_answers_loses_its_link() -> None:
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    theirs.setblocking(False)
+    link, caller = Channel(ours), Channel(theirs)
+    keeper = Keeper("s", StoreConfig(arena_bytes=64 * STRIDE), 1, lambda event: None)
+    answers = Answers(keeper, cast(Peers, None), lambda: 0.0)
+    serving = asyncio.create_task(answers.serve(link, stall_s=0.1))
+
+    async def ask() -> None:
+        names = [page_name(number) for number in range(10_000)]
+        while not serving.done():
+            await caller.send(Exists(id=1, names=names))
+
+    asking = asyncio.create_task(ask())
+    with pytest.raises(Lost, match="moved nothing"):
+        await asyncio.wait_for(serving, PATIENCE_S)
+    with contextlib.suppress(Lost):
+        await asking
+    caller.close()
 
 
 def test_threads_that_share_a_link_each_get_their_own_answer(start_store: Start, connect: Connect) -> None:
