@@ -114,6 +114,7 @@ def decide_s(prefill: int, decode: int) -> list[tuple[float, float]]:
             running.append(_write(brain, reports, reading.popleft(), now))
         if len(running) > RUNNING:
             brain.finish(running.popleft(), status=200, output_tokens=100, now=now)
+        brain.experience.study()  # as a router does between two requests, so that no choice waits for it
     return times[RUNNING:]
 
 
