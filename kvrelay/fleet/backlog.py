@@ -48,15 +48,21 @@ class Backlog:
         self._promises[key] = promise
         self._sum_s += promise.seconds
 
-    def remove(self, key: str, now: float) -> None:
-        """It was computed, or given up; a key that is not here (any more) changes nothing."""
+    def computed(self, key: str, now: float) -> None:
+        """It is done; a key that is not here (any more) changes nothing."""
         if key not in self._promises:
             return
         head = next(iter(self._promises))
-        if head == key:
-            self._head_since_s = now
-        elif self._passes(self._promises[key], self._promises[head]):
+        if head != key and self._passes(self._promises[key], self._promises[head]):
             self._head_since_s = min(now, self._head_since_s + self._promises[key].seconds)
+        self.withdrawn(key, now)
+
+    def withdrawn(self, key: str, now: float) -> None:
+        """It was held back or given up: nobody stood still for it. A key that is not here changes nothing."""
+        if key not in self._promises:
+            return
+        if next(iter(self._promises)) == key:
+            self._head_since_s = now
         del self._promises[key]
         # Anew, and not less what has gone: sums of floats would drift.
         self._sum_s = sum(promise.seconds for promise in self._promises.values())
@@ -66,9 +72,15 @@ class Backlog:
         """Whether ``head`` stood still while ``prompt``, which came later, was computed."""
         return head.step_s > 0.0 and stands_back(head.seconds, prompt.seconds)
 
-    def passed(self, own_s: float) -> int:
-        """How many of the promised prompts stand back for one that takes ``own_s``."""
-        return sum(each.step_s > 0.0 and stands_back(each.seconds, own_s) for each in self._promises.values())
+    def passed(self, own_s: float, now: float) -> int:
+        """How many of the promised prompts stand back for one that comes now and takes ``own_s``: those that
+        ``wait_s`` does not count."""
+        self._expire(now)
+        if not self._promises or self._head_left_s(now) < 0.0:
+            return 0
+        head, *others = self._promises.values()
+        lefts_s = [(head.step_s, self._head_left_s(now)), *((other.step_s, other.seconds) for other in others)]
+        return sum(step_s > 0.0 and stands_back(left_s, own_s) for step_s, left_s in lefts_s)
 
     def wait_s(self, now: float, own_s: float = math.inf) -> float:
         """Seconds by which the promised prompts delay one that comes now and takes ``own_s`` itself.
@@ -82,7 +94,7 @@ class Backlog:
         if not self._promises:
             return 0.0
         head = next(iter(self._promises.values()))
-        left_s = head.seconds - max(0.0, now - self._head_since_s)
+        left_s = self._head_left_s(now)
         if left_s < 0.0:
             # Late: what takes longer than was predicted is expected to take as long again. Its worker may hang.
             return -left_s + self._sum_s - head.seconds
@@ -92,9 +104,13 @@ class Backlog:
         others = islice(self._promises.values(), 1, None)
         return first_s + sum([other.seconds for other in others if not stands_back(other.seconds, own_s)])
 
+    def _head_left_s(self, now: float) -> float:
+        """Negative: it is late."""
+        return next(iter(self._promises.values())).seconds - max(0.0, now - self._head_since_s)
+
     def _expire(self, now: float) -> None:
         while self._promises:
             key, head = next(iter(self._promises.items()))
             if not head.expires or now - self._head_since_s < head.seconds:
                 return
-            self.remove(key, self._head_since_s + head.seconds)
+            self.computed(key, self._head_since_s + head.seconds)

@@ -213,7 +213,7 @@ class Brain:
         leg.reached(LegState.FINISHED, now)
         leg.cached_tokens = min(cached_tokens, leg.prompt_tokens)
         self.outcomes.prefill_finished(leg, now)
-        self._launcher.release(leg, now)
+        self._launcher.computed(leg, now)
         flight.timeline.computed(leg.transfer, now)
         flight.heard_s = now
         ready = self._dispatch_if_ready(flight, now)

@@ -244,7 +244,7 @@ class Chooser:
             if place.lets_pass[at]:
                 new = max(1.0, asked - cached[at])
                 own_s = prefill_seconds(rates[at], new, asked - new)
-                passed[at] = loads.passed(name, own_s)
+                passed[at] = loads.passed(name, own_s, now)
             queues_s[at] = loads.wait_s(name, now, own_s) + loads.held_s(name, own_s)
         return queues_s, passed
 

@@ -193,6 +193,12 @@ class Launcher:
             self.release(leg, now)
         leg.state = LegState.FAILED
 
+    def computed(self, leg: PromptLeg, now: float) -> None:
+        """P has computed a prompt, and what that has reserved there is given back."""
+        if leg.reservation is not None:
+            self._loads.computed(leg.reservation, now)
+        self.release(leg, now)
+
     def release(self, leg: PromptLeg, now: float) -> None:
         """Give back what a prompt has reserved at its P."""
         if leg.reservation is not None:

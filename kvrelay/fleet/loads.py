@@ -79,10 +79,10 @@ class Loads:
         backlog = self._backlogs.get(worker)
         return backlog.wait_s(now, own_s) if backlog else 0.0
 
-    def passed(self, worker: str, own_s: float) -> int:
-        """How many prompts that ``worker`` was sent stand back for one that takes ``own_s``."""
+    def passed(self, worker: str, own_s: float, now: float) -> int:
+        """How many prompts that ``worker`` was sent stand back for one that comes now and takes ``own_s``."""
         backlog = self._backlogs.get(worker)
-        return backlog.passed(own_s) if backlog else 0
+        return backlog.passed(own_s, now) if backlog else 0
 
     def held_s(self, worker: str, at_most_s: float = math.inf) -> float:
         """Seconds that prompts will take which are held back for ``worker``, each of them ``at_most_s``."""
@@ -116,7 +116,7 @@ class Loads:
     def hold(self, reservation: PrefillReservation, now: float) -> None:
         """A prompt that was promised to a worker is not sent yet."""
         self._held[reservation.worker][reservation.key] = reservation.seconds
-        self._computed(reservation.worker, reservation.key, now)
+        self._withdraw(reservation, now)
 
     def send(self, reservation: PrefillReservation, now: float) -> None:
         """A prompt that was held is sent: it comes behind those that are there."""
@@ -128,7 +128,7 @@ class Loads:
         self.prefill_legs[worker] -= 1
         self.queued_tokens[worker] -= reservation.tokens
         self._let_go(reservation)
-        self._computed(worker, reservation.key, now)
+        self._withdraw(reservation, now)
         self.links.promise(reservation.source, reservation.target, -reservation.bytes)
 
     def _let_go(self, reservation: PrefillReservation) -> None:
@@ -138,10 +138,18 @@ class Loads:
             if not held:
                 del self._held[reservation.worker]
 
-    def _computed(self, worker: str, key: str, now: float) -> None:
+    def computed(self, reservation: PrefillReservation | DecodeReservation, now: float) -> None:
+        """Its prompt is done; to be told of those alone that were computed, and before they are released."""
+        backlog = self._backlogs.get(reservation.worker)
+        if backlog is not None:
+            backlog.computed(reservation.key, now)
+        self._withdraw(reservation, now)
+
+    def _withdraw(self, reservation: PrefillReservation | DecodeReservation, now: float) -> None:
+        worker = reservation.worker
         backlog = self._backlogs.get(worker)
         if backlog is not None:
-            backlog.remove(key, now)
+            backlog.withdrawn(reservation.key, now)
             if not backlog:
                 del self._backlogs[worker]
 
@@ -163,17 +171,13 @@ class Loads:
             self._asked.add(asked)
             self.running[reservation.worker] += reservation.sequences
 
-    def computed(self, reservation: DecodeReservation, now: float) -> None:
-        """D wrote the first token, so the prompt that it was to compute itself is done."""
-        self._computed(reservation.worker, reservation.key, now)
-
     def release_decode(self, reservation: DecodeReservation, now: float) -> None:
         self.sequences[reservation.worker] -= reservation.sequences
         self.kv_tokens[reservation.worker] -= reservation.kv_tokens
         if (asked := (reservation.worker, reservation.key)) in self._asked:
             self._asked.remove(asked)
             self.running[reservation.worker] -= reservation.sequences
-        self.computed(reservation, now)
+        self._withdraw(reservation, now)
 
     def keep_only(self, workers: Iterable[str]) -> None:
         """Drop the rows of workers that nobody knows any more, unless requests still hold reservations there."""

@@ -89,6 +89,19 @@ def test_a_prompt_that_others_passed_is_not_late() -> None:
     assert brain.loads.wait_s("p0", 9.0 + almost_s, SHORT * TOKEN_S) < 0.1
 
 
+@pytest.mark.parametrize("ends", ["failed", "cancelled"])
+def test_a_prompt_that_was_not_computed_delays_nobody(ends: str) -> None:
+    brain = choosing(12)
+    begun(brain, ask("long", (50, LONG), now=9.0), 9.0)
+    before_s = brain.loads.wait_s("p0", 9.5)
+    assert begun(brain, ask("short", (60, SHORT), now=9.1), 9.1).prefills
+    if ends == "failed":
+        brain.prefill_failed("short", 0, 9.5, blamed=False)
+    brain.finish("short", status=499, output_tokens=0, now=9.5)
+    assert brain.loads.wait_s("p0", 9.5) == pytest.approx(before_s)
+    brain.check_invariants()
+
+
 def test_who_waits_for_its_prompt_does_not_run_yet() -> None:
     brain = choosing(0)
     begun(brain, ask("r", (60, SHORT)), 0.0)
