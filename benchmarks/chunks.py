@@ -5,13 +5,14 @@ Run:  python -m benchmarks.chunks [BUDGET,SHARED ...]          (two engines at a
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import itertools
 import json
 import statistics
-import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -115,8 +116,13 @@ async def measure(settings: list[str], say: Say) -> dict[str, Any]:
         return dict(zip(settings, await asyncio.gather(*jobs), strict=True))
 
 
-def main() -> None:
-    settings, say = sys.argv[1:] or list(DEFAULT), say_with_clock("chunks")
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Measure waits and stalls in one engine, by chunk sizes.")
+    parser.add_argument(
+        "settings", nargs="*", default=list(DEFAULT), metavar="BUDGET,SHARED",
+        help=f"tokens of a step, and of one prompt in it (0: all); without any: {' '.join(DEFAULT)}",
+    )  # fmt: skip
+    settings, say = parser.parse_args(arguments).settings, say_with_clock("chunks")
     for first in range(0, len(settings), 2):
         found = asyncio.run(measure(settings[first : first + 2], say))
         known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}

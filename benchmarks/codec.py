@@ -5,8 +5,8 @@ Run:  python -m benchmarks.codec [speed] [loss]     (SmolLM2 through transformer
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,13 @@ def measure(parts: Sequence[str] = PARTS) -> dict[str, Any]:
     return rows
 
 
-def main(parts: Sequence[str]) -> None:
-    rows = measure(parts)
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Measure the codecs of slow links on the KV of a real model.")
+    parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)}; both without")
+    parts = parser.parse_args(arguments).parts
+    if unknown := set(parts) - set(PARTS):
+        parser.error(f"there is no part {', '.join(sorted(unknown))}: choose of {', '.join(PARTS)}")
+    rows = measure(parts or PARTS)
     known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     merged = {dtype: known.get(dtype, {}) | found for dtype, found in rows.items()}
     RESULTS.parent.mkdir(exist_ok=True)
@@ -46,4 +51,4 @@ def main(parts: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or PARTS)
+    main()

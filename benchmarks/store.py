@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvrelay.config_text import parse
+from kvrelay.store.bulk import NamedPayload
 from kvrelay.store.client import StoreClient
 from kvrelay.store.daemon import run_store
 from kvrelay.store.inquiry import Inquiry
@@ -30,6 +31,10 @@ PAGES = (64 << 20) // FORMAT.page_bytes
 ROUNDS = 8
 QUESTIONS = 20
 EXISTS = ("exists", "exists_remote")
+ASKED_NAMES = 200
+"""All different: those of the last pages put, and of more before them."""
+AFTER_PUT = "exists_after_put"
+"""One question, right after a page was put: what the client posted with that has to be taken in first."""
 IDLE_S = 0.7
 """Until the stores and their clients have mapped the memory of the next pages: questions are asked of an idle store."""
 KEY = b"k" * 32
@@ -77,6 +82,26 @@ def ask_often(asked: StoreClient | Inquiry, names: list[PageName]) -> None:
         asked.exists(names)
 
 
+def after_puts(asked: StoreClient, pages: list[NamedPayload], names: list[PageName]) -> float:
+    """Seconds of one question, of as many as there are pages, each right after the put of one."""
+    taken_s = 0.0
+    for page in pages:
+        asked.put_many([page])
+        taken_s += seconds(lambda: asked.exists(names))
+    return taken_s / len(pages)
+
+
+def asked_names(serial: int) -> list[PageName]:
+    """What a round asks for, once its own pages are put."""
+    end = (serial + 1) * PAGES
+    return [name_of(number) for number in range(end - ASKED_NAMES, end)]
+
+
+def name_of(number: int) -> PageName:
+    """Of the page with this number; those before 0 were never put."""
+    return PageName(number.to_bytes(16, "little", signed=True))
+
+
 def push(near: StoreClient, far: StoreClient, names: list[PageName], address: str, serial: int) -> None:
     near.open_transfer(f"t{serial}", names, PAGES * FORMAT.page_tokens, address)
     while far.describe()["transfers_arrived"] <= serial:
@@ -86,7 +111,8 @@ def push(near: StoreClient, far: StoreClient, names: list[PageName], address: st
 def measure() -> dict[str, float]:
     """Median seconds of a copy, put, get and push of all pages, and of one question about 200 names.
 
-    ``exists`` is asked of the client's own store, ``exists_remote`` of the other one over TCP.
+    ``exists`` is asked of the client's own store, ``exists_remote`` of the other one over TCP: with nothing told
+    between two questions. ``exists_after_put`` is asked of its own, each time right after it was told of a page.
     """
     folder = Path(tempfile.mkdtemp(prefix="kvrelay-"))
     near_process, _, near = start(folder, "near")
@@ -97,22 +123,27 @@ def measure() -> dict[str, float]:
     view, step = target.data, FORMAT.page_bytes
     places = [view[start : start + step] for start in range(0, len(target), step)]
     remote = Inquiry(address, KEY, sender="bench")
-    taken: dict[str, list[float]] = {name: [] for name in ("copy", "put", "get", "push", *EXISTS)}
+    taken: dict[str, list[float]] = {name: [] for name in ("copy", "put", "get", "push", *EXISTS, AFTER_PUT)}
     for serial in range(ROUNDS):
         time.sleep(IDLE_S)
-        names = [PageName((serial * PAGES + number).to_bytes(16, "little")) for number in range(PAGES)]
+        names, asked = [name_of(serial * PAGES + number) for number in range(PAGES)], asked_names(serial)
         pages = [(name, payload, FORMAT.page_tokens) for name, payload in zip(names, data, strict=True)]
         acts: dict[str, Callable[[], object]] = {
             "copy": lambda: np.copyto(target, source),
             "put": functools.partial(near.put_many, pages),
             "push": functools.partial(push, near, far, names, address, serial),
             "get": functools.partial(near.get_into, names, places),
-            "exists": functools.partial(ask_often, near, (names * 3)[:200]),
-            "exists_remote": functools.partial(ask_often, remote, (names * 3)[:200]),
+            "exists": functools.partial(ask_often, near, asked),
+            "exists_remote": functools.partial(ask_often, remote, asked),
         }
         for name, act in acts.items():
             time.sleep(IDLE_S if name in EXISTS else 0)
             taken[name].append(seconds(act))
+        fresh = [
+            (name_of((ROUNDS + 1) * PAGES + serial * QUESTIONS + number), data[number], FORMAT.page_tokens)
+            for number in range(QUESTIONS)
+        ]
+        taken[AFTER_PUT].append(after_puts(near, fresh, asked))
     for client in (near, far, remote):
         client.close()
     for process in (near_process, far_process):
@@ -126,8 +157,8 @@ def main() -> None:
     size = PAGES * FORMAT.page_bytes
     for name in ("copy", "put", "get", "push"):
         print(f"{name:6} {size / taken_s[name] / 1e9:6.2f} GB/s   {taken_s['copy'] / taken_s[name]:5.2f} of a copy")
-    for name in EXISTS:
-        print(f"{name} of 200 names  {taken_s[name] * 1e3:.3f} ms")
+    for name in (*EXISTS, AFTER_PUT):
+        print(f"{name} of {ASKED_NAMES} names  {taken_s[name] * 1e3:.3f} ms")
 
 
 if __name__ == "__main__":
