@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import aiohttp
 import msgspec
@@ -32,6 +32,18 @@ class Stream:
     def is_whole(self) -> bool:
         return self.done and not self.error
 
+    def says(self, right: list[int]) -> bool:
+        """Whole, and these tokens."""
+        return self.is_whole and self.tokens == right
+
+    @property
+    def received_s(self) -> float:
+        """When the router received it, which its timeline counts from, on the clock of ``came_s``.
+
+        Late by the way of the first token from the router to its client, and so is all that is counted from it.
+        """
+        return self.came_s[0] - float(self.timeline["events"]["first_token"])
+
     @property
     def first_token_s(self) -> float:
         return self.came_s[0] - self.asked_s
@@ -51,6 +63,13 @@ class Stream:
             ids = [id for choice in event.get("choices", []) for id in choice.get("token_ids") or []]
             self.tokens += ids
             self.came_s += [time.monotonic()] * len(ids)
+
+
+class Knows(Protocol):
+    """Whoever knows the right answers."""
+
+    def answer(self, prompt: list[int], count: int) -> list[int]:
+        """``count`` tokens."""
 
 
 class Asking:
@@ -96,16 +115,22 @@ class Asking:
             await asyncio.sleep(0.01)
         return stream, reading
 
-    async def keep_asking(self, stop: asyncio.Event, counts: dict[str, int], prompt_tokens: int, tokens: int) -> None:
-        """One client until ``stop``; it counts answers that were whole (``answered``) and others (``failed``)."""
+    async def keep_asking(
+        self, stop: asyncio.Event, counts: dict[str, int], prompt_tokens: int, tokens: int, knows: Knows | None = None
+    ) -> None:
+        """One client until ``stop``; it counts answers that were whole and right (``answered``), whole and wrong
+        (``wrong``), and others (``failed``). Where nobody ``knows``, a whole answer of so many tokens counts as right.
+        """
         while not stop.is_set():
+            prompt = self.prompt(prompt_tokens)
             try:
-                stream = await self.stream(self.prompt(prompt_tokens), tokens)
+                stream = await self.stream(prompt, tokens)
             except aiohttp.ClientError:
                 counts["failed"] += 1
                 continue
-            good = stream.is_whole and len(stream.tokens) == tokens
-            counts["answered" if good else "failed"] += 1
+            right = stream.tokens if knows is None else knows.answer(prompt, tokens)
+            wrong = "failed" if knows is None or not stream.is_whole else "wrong"
+            counts["answered" if stream.says(right) and len(right) == tokens else wrong] += 1
 
     async def metric(self, line: str) -> float:
         """Sum of the metric lines that begin so."""

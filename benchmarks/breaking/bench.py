@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,19 +13,30 @@ from benchmarks.breaking.asking import Asking
 from kvrelay.config import ClusterConfig, Config, MockConfig, RouterConfig, WorkerConfig
 from kvrelay.deploy.chaos.victims import MockVictims
 from kvrelay.deploy.local import LocalCluster
+from kvrelay.deploy.mock.author import Author
 from kvrelay.deploy.mock.faults import Faults
+from kvrelay.deploy.mock.vocabulary import load_vocabulary
 from kvrelay.deploy.model import model_path
 
 
-class Bench(Asking):
+class Bench:
     """A cluster, its clients and its faults."""
 
     def __init__(self, cluster: LocalCluster, http: aiohttp.ClientSession) -> None:
-        super().__init__(cluster, http)
+        self.cluster = cluster
+        self.http = http
+        self.clients = Asking(cluster, http)
+        words = load_vocabulary(cluster.model)
+        self.author = Author(words.words, words.end, cluster.config.mock.answer_tokens)
+        """Knows what the engines must answer."""
         self.victims = MockVictims(http, f"http://127.0.0.1:{cluster.config.mock.control_port}", cluster.engine_key)
 
     def __repr__(self) -> str:
         return f"<Bench of {self.cluster!r}>"
+
+    async def keep_asking(self, stop: asyncio.Event, counts: dict[str, int], prompt_tokens: int, tokens: int) -> None:
+        """One client until ``stop``, all of whose answers are compared with the right ones."""
+        await self.clients.keep_asking(stop, counts, prompt_tokens, tokens, self.author)
 
     async def suffer(self, *names: str, **faults: Any) -> None:
         for name in names:

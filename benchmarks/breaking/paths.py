@@ -29,24 +29,24 @@ async def paths(quick: bool) -> dict[str, Any]:
 
 
 async def _lose(site: Bench, fault: dict[str, bool], *, nowhere: bool) -> Loss:
-    prefill_s = (await site.stream(site.prompt(PROMPT_TOKENS), 1)).first_token_s
-    prompt = site.prompt(PROMPT_TOKENS)
-    stream, reading = await site.begun(prompt, ANSWER_TOKENS, BEGUN_TOKENS)
+    ttft_s = (await site.clients.stream(site.clients.prompt(PROMPT_TOKENS), 1)).first_token_s
+    prompt = site.clients.prompt(PROMPT_TOKENS)
+    stream, reading = await site.clients.begun(prompt, ANSWER_TOKENS, BEGUN_TOKENS)
     if nowhere:
         await _empty(site)
-    worker = (await site.timeline(stream))["decode_worker"]
+    worker = (await site.clients.timeline(stream))["decode_worker"]
     hurt_s = time.monotonic()
     await site.suffer(worker, **fault)
     await reading
     await site.suffer(worker)
-    await site.until("kvrelay_worker_ready", 4)
-    right = await site.stream(prompt, ANSWER_TOKENS)
-    return Loss.of(stream, prompt_tokens=PROMPT_TOKENS, hurt_s=hurt_s, prefill_s=prefill_s, right=right)
+    await site.clients.until("kvrelay_worker_ready", 4)
+    right = await site.clients.stream(prompt, ANSWER_TOKENS)
+    return Loss.of(stream, prompt_tokens=PROMPT_TOKENS, hurt_s=hurt_s, prefill_s=ttft_s, right=right)
 
 
 async def _empty(site: Bench) -> None:
     """Every cache but that of the decode workers is lost; the other decode worker never had the prompt."""
     await site.suffer(*OTHERS, dead=True)
     await site.suffer(*OTHERS)
-    await site.until("kvrelay_worker_ready", 4)
-    await site.until("kvrelay_store_ready", 2)
+    await site.clients.until("kvrelay_worker_ready", 4)
+    await site.clients.until("kvrelay_store_ready", 2)

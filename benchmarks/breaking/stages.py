@@ -57,10 +57,10 @@ async def decode(quick: bool) -> dict[str, Any]:
         equal, pauses, usual = 0, [], []
         async with bench((2, 2), time_scale=3.0) as site:
             for _ in range(2 if quick else 5):
-                prompts = [site.prompt(PROMPT_TOKENS) for _ in range(STREAMS)]
+                prompts = [site.clients.prompt(PROMPT_TOKENS) for _ in range(STREAMS)]
                 streams = [Stream() for _ in prompts]
                 running = [
-                    asyncio.create_task(site.stream(each, ANSWER_TOKENS, stream))
+                    asyncio.create_task(site.clients.stream(each, ANSWER_TOKENS, stream))
                     for each, stream in zip(prompts, streams, strict=True)
                 ]
                 while min(len(stream.tokens) for stream in streams) < 20:
@@ -70,9 +70,9 @@ async def decode(quick: bool) -> dict[str, Any]:
                 await site.suffer("decode-0")
                 moved = [stream for stream in streams if "resumptions" in stream.timeline]
                 pauses += [stream.longest_pause_s for stream in moved]
-                await site.until("kvrelay_worker_ready", 4)
+                await site.clients.until("kvrelay_worker_ready", 4)
                 # Not before: their pages would be in every cache.
-                undisturbed = await asyncio.gather(*(site.stream(each, ANSWER_TOKENS) for each in prompts))
+                undisturbed = await asyncio.gather(*(site.clients.stream(each, ANSWER_TOKENS) for each in prompts))
                 usual += [each.longest_pause_s for each in undisturbed]
                 equal += sum(
                     now.is_whole and now.tokens == right.tokens for now, right in zip(streams, undisturbed, strict=True)
@@ -95,12 +95,12 @@ async def prefill(quick: bool) -> dict[str, Any]:
         async with bench((3, 2), time_scale=4.0) as site:
             site_names = [f"prefill-{number}" for number in range(3)]
             for _ in range(3 if quick else 8):
-                prefill_s = (await site.stream(site.prompt(7_900), 4)).first_token_s
+                prefill_s = (await site.clients.stream(site.clients.prompt(7_900), 4)).first_token_s
                 stream = Stream()
-                asking = asyncio.create_task(site.stream(site.prompt(7_900), 4, stream))
+                asking = asyncio.create_task(site.clients.stream(site.clients.prompt(7_900), 4, stream))
                 await asyncio.sleep(prefill_s / 2)
                 queued = 'kvrelay_prefill_queued_tokens{{role="prefill",worker="{}"}}'
-                busy = [name for name in site_names if await site.metric(queued.format(name)) > 0]
+                busy = [name for name in site_names if await site.clients.metric(queued.format(name)) > 0]
                 if not busy:
                     await asking
                     continue
@@ -110,7 +110,7 @@ async def prefill(quick: bool) -> dict[str, Any]:
                 await site.suffer(busy[0])
                 whole.append(stream.first_token_s)
                 extra.append(stream.came_s[0] - hurt - prefill_s)
-                await site.until("kvrelay_worker_ready", 5)
+                await site.clients.until("kvrelay_worker_ready", 5)
         figures[deed] = {"first_token_s": spread(whole), "beyond_one_prefill_s": spread(extra)}
     return figures
 
@@ -119,27 +119,27 @@ async def router(quick: bool) -> dict[str, Any]:
     """A router of 32 workers and their pages is killed and started again."""
     views, heard = [], []
     async with bench((16, 16), time_scale=0.05, store_tokens=1 << 22) as site:
-        prompts = [site.prompt(8_000) for _ in range(40 if quick else 200)]
+        prompts = [site.clients.prompt(8_000) for _ in range(40 if quick else 200)]
         for at in range(0, len(prompts), 20):
-            await asyncio.gather(*(site.stream(each, 2) for each in prompts[at : at + 20]))
+            await asyncio.gather(*(site.clients.stream(each, 2) for each in prompts[at : at + 20]))
         await asyncio.sleep(1.0)
-        pages = await site.metric("kvrelay_index_pages")
+        pages = await site.clients.metric("kvrelay_index_pages")
         for _ in range(2 if quick else 5):
             await site.cluster.kill("router")
             site.cluster._doomed.discard("router")
             await site.cluster._spawn(site.cluster._members["router"])
             await site.cluster._until_ready(["router"])
             began = time.monotonic()
-            await site.until("kvrelay_worker_ready", 32)
+            await site.clients.until("kvrelay_worker_ready", 32)
             heard.append(time.monotonic() - began)
-            await site.until("kvrelay_index_pages", pages)
+            await site.clients.until("kvrelay_index_pages", pages)
             views.append(time.monotonic() - began)
     return {"workers": 32, "pages": int(pages), "all_workers_s": spread(heard), "whole_view_s": spread(views)}
 
 
 async def drain(quick: bool) -> dict[str, Any]:
     """Every worker is drained, killed and started again while clients ask."""
-    counts = {"restarted": 0, "answered": 0, "failed": 0}
+    counts = {"restarted": 0, "answered": 0, "wrong": 0, "failed": 0}
     async with bench((4, 4) if quick else (16, 16), time_scale=4.0) as site:
         stop = asyncio.Event()
         clients = [asyncio.create_task(site.keep_asking(stop, counts, 1500, 60)) for _ in range(32)]
@@ -173,7 +173,7 @@ async def _incarnation_is_draining(routers: Routers, name: str) -> bool:
 
 async def store(quick: bool) -> dict[str, Any]:
     """A store is killed while clients ask, and comes back empty."""
-    counts = {"answered": 0, "failed": 0}
+    counts = {"answered": 0, "wrong": 0, "failed": 0}
     back = []
     async with bench((4, 4), time_scale=4.0) as site:
         stop = asyncio.Event()
@@ -184,7 +184,7 @@ async def store(quick: bool) -> dict[str, Any]:
             await site.suffer(name, dead=True)
             await asyncio.sleep(1.5)
             await site.suffer(name)
-            back.append(await site.until(f'kvrelay_store_ready{{store="{name}"}}', 1))
+            back.append(await site.clients.until(f'kvrelay_store_ready{{store="{name}"}}', 1))
         stop.set()
         await asyncio.gather(*clients)
     return counts | {"deaths": len(back), "back_s": spread(back)}
@@ -192,18 +192,18 @@ async def store(quick: bool) -> dict[str, Any]:
 
 async def copies(quick: bool) -> dict[str, Any]:
     """The store with the second copies of running answers is killed, again and again, while they are written."""
-    counts = {"answered": 0, "failed": 0}
+    counts = {"answered": 0, "wrong": 0, "failed": 0}
     async with bench((2, 4), time_scale=2.0, replicate_share=0.5) as site:
         stop = asyncio.Event()
         clients = [asyncio.create_task(site.keep_asking(stop, counts, 1500, 200)) for _ in range(16)]
         made = 0.0
         for _ in range(2 if quick else 6):
-            made = await site.until(COPIES_MADE, made + 1)
-            made = await site.metric(COPIES_MADE)
+            made = await site.clients.until(COPIES_MADE, made + 1)
+            made = await site.clients.metric(COPIES_MADE)
             await site.suffer("store-0", dead=True)
             await asyncio.sleep(2.0)
             await site.suffer("store-0")
-            await site.until('kvrelay_store_ready{store="store-0"}', 1)
+            await site.clients.until('kvrelay_store_ready{store="store-0"}', 1)
         stop.set()
         await asyncio.gather(*clients)
     return counts | {"deaths": 2 if quick else 6, "copies": int(made)}

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from benchmarks.breaking.asking import Stream
+from benchmarks.breaking.asking import Asking, Stream
 from benchmarks.breaking.loss import Loss, spread, table
 from benchmarks.breaking.stages import STAGES
 from benchmarks.breaking.wires import Wire, cut
@@ -26,23 +26,55 @@ def test_every_stage_says_what_it_breaks() -> None:
 
 
 def lost(at_s: float, pause_s: float, tokens: list[int]) -> Loss:
-    """A stream that was asked for at 100 s, of a prompt of 50 tokens, and hurt at 101 s."""
+    """A stream asked for at 100 s, which the router received at 100.25 s, of a prompt of 50 tokens; hurt at 101 s."""
     stream = Stream(tokens=tokens, came_s=[100.5, 100.5 + pause_s], asked_s=100.0, done=True)
-    stream.timeline = {"resumptions": [{"lost_at": at_s, "tokens": 7, "cached_tokens": 40}]}
+    lost = {"lost_at": at_s, "tokens": 7, "cached_tokens": 40}
+    stream.timeline = {"events": {"first_token": 0.25}, "resumptions": [lost]}
     return Loss.of(stream, prompt_tokens=50, hurt_s=101.0, prefill_s=0.8, right=Stream(tokens=[1, 2]))
 
 
 def test_what_a_recovery_takes_begins_when_the_loss_is_noticed() -> None:
-    loss = lost(at_s=3.0, pause_s=2.75, tokens=[1, 2])
+    loss = lost(at_s=2.75, pause_s=2.75, tokens=[1, 2])
     assert (loss.detection_s, loss.beyond_s) == (2.0, 0.75)
     assert loss.written_tokens == 57
 
 
 def test_an_answer_that_differs_is_no_recovery() -> None:
-    told = table([lost(2.0, 1.0, [1, 2]), lost(2.0, 1.5, [1, 3])], restored=False)
+    told = table([lost(1.75, 1.0, [1, 2]), lost(1.75, 1.5, [1, 3])], restored=False)
     assert (told["streams"], told["equal"]) == (2, 1)
     assert told["beyond_detection_s"]["worst"] == 0.5
     assert told["allowed_beyond_s"] == 1.04
+
+
+class Echo:
+    """Knows that an answer counts from 0."""
+
+    def answer(self, prompt: list[int], count: int) -> list[int]:
+        return list(range(count))
+
+
+class Answered(Asking):
+    """Clients whose next answers are known; the last one ends their asking."""
+
+    def __init__(self, streams: list[Stream], stop: asyncio.Event) -> None:
+        self._streams = streams
+        self._stop = stop
+
+    def prompt(self, tokens: int) -> list[int]:
+        return [1] * tokens
+
+    async def stream(self, prompt: list[int], count: int, stream: Stream | None = None) -> Stream:
+        if len(self._streams) == 1:
+            self._stop.set()
+        return self._streams.pop()
+
+
+async def test_an_answer_of_the_right_length_and_of_other_tokens_counts_as_wrong() -> None:
+    right, cut_off = Stream(tokens=[0, 1, 2], done=True), Stream(tokens=[0, 1])
+    other, ended = Stream(tokens=[0, 1, 1], done=True), Stream(tokens=[0, 1, 2], done=True, error=True)
+    stop, counts = asyncio.Event(), {"answered": 0, "wrong": 0, "failed": 0}
+    await Answered([right, cut_off, other, ended], stop).keep_asking(stop, counts, 5, 3, Echo())
+    assert counts == {"answered": 1, "wrong": 1, "failed": 2}
 
 
 @pytest.mark.parametrize("begun", [True, False], ids=["a connection that was there", "a new one"])
