@@ -12,7 +12,7 @@ import multiprocessing
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -82,7 +82,7 @@ def ask_often(asked: StoreClient | Inquiry, names: list[PageName]) -> None:
         asked.exists(names)
 
 
-def after_puts(asked: StoreClient, pages: list[NamedPayload], names: list[PageName]) -> float:
+def after_puts(asked: StoreClient, pages: Sequence[NamedPayload], names: list[PageName]) -> float:
     """Seconds of one question, of as many as there are pages, each right after the put of one."""
     taken_s = 0.0
     for page in pages:
