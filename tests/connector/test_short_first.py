@@ -18,7 +18,7 @@ BUDGET, SHARED, BLOCK = 256, 64, 32
 class Bench:
     """The scheduler of an engine without a model: each step computes its tokens in no time, and each answer goes on."""
 
-    def __init__(self, model: Path, blocks: int = 200) -> None:
+    def __init__(self, model: Path, blocks: int = 200, *, sequences: int = 128, shared: int = SHARED) -> None:
         from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, VllmConfig
         from vllm.v1.structured_output import StructuredOutputManager
 
@@ -31,9 +31,9 @@ class Bench:
             cache_config=cache,
             device_config=DeviceConfig(device="cpu"),
             scheduler_config=SchedulerConfig(
-                max_num_seqs=128,
+                max_num_seqs=sequences,
                 max_num_batched_tokens=BUDGET,
-                long_prefill_token_threshold=SHARED,
+                long_prefill_token_threshold=shared,
                 max_model_len=2048,
                 is_encoder_decoder=False,
             ),
@@ -48,13 +48,26 @@ class Bench:
         self._ids = iter(range(10**6))
 
     def add(self, tokens: int, answer: int = 50) -> str:
+        request = self._request(tokens, answer)
+        self.scheduler.add_request(request)
+        return str(request.request_id)
+
+    def hand_over(self, tokens: int, answer: int = 50) -> str:
+        """One whose KV is loaded but for the last token: it waits among those that hold blocks."""
+        request = self._request(tokens, answer)
+        assert self.scheduler.kv_cache_manager.allocate_slots(request, tokens - 1) is not None
+        request.num_computed_tokens = tokens - 1
+        self.scheduler.add_request(request)
+        assert request in self.scheduler.kv_holding_waiting
+        return str(request.request_id)
+
+    def _request(self, tokens: int, answer: int) -> Any:
         from vllm import SamplingParams
         from vllm.v1.request import Request
 
         name = str(next(self._ids))
         prompt = [7 + int(name)] * tokens
-        self.scheduler.add_request(Request(name, prompt, SamplingParams(max_tokens=answer, ignore_eos=True), None))
-        return name
+        return Request(name, prompt, SamplingParams(max_tokens=answer, ignore_eos=True), None)
 
     def step(self) -> dict[str, int]:
         """Tokens of each request that one step computes."""
@@ -158,3 +171,47 @@ def test_a_short_prompt_that_finds_no_blocks_does_not_stop_the_long_one(model: P
     steps = [bench.step() for _ in range(2 * MAX_HELD_STEPS)]
     assert any(long in parts for parts in steps[: MAX_HELD_STEPS + 1])
     assert any(short in parts for parts in steps)
+
+
+def test_who_waits_with_loaded_kv_is_not_let_in_at_the_place_of_one_who_stands_back(model: Path) -> None:
+    bench = Bench(model, sequences=4)
+    bench.add(20, answer=12), bench.add(20), bench.add(1500)
+    bench.step()
+    bench.add(150)
+    bench.step()
+    handed_over = bench.hand_over(300)
+    for _ in range(20):
+        bench.step()
+        assert len(bench.running) <= 4
+    assert handed_over in bench.running, "once a place is free"
+
+
+@pytest.mark.parametrize("prompts", [1, 2])
+def test_who_waits_with_loaded_kv_has_its_token_behind_prompts(model: Path, prompts: int) -> None:
+    bench = Bench(model)
+    writer = bench.add(40)
+    bench.step()
+    first, *_ = [bench.add(1000) for _ in range(prompts)]
+    bench.step()
+    handed_over = bench.hand_over(300)
+    assert bench.step() == {writer: 1, first: SHARED // 2, handed_over: 1}
+
+
+def test_an_old_prompt_keeps_its_blocks_when_answers_run_out_of_them(model: Path) -> None:
+    bench = Bench(model, blocks=30)
+    old = bench.add(800, answer=2)
+    bench.step()
+    young = [bench.add(20, answer=90) for _ in range(4)]
+    requests = [bench.scheduler.requests[name] for name in (old, *young)]
+    while old in bench.scheduler.requests:
+        bench.step()
+    assert requests[0].num_preemptions == 0
+    assert sum(request.num_preemptions for request in requests) > 0
+
+
+def test_without_a_limit_for_one_prompt_answers_set_none(model: Path) -> None:
+    bench = Bench(model, shared=0)
+    writer = bench.add(40)
+    bench.step()
+    long = bench.add(1000)
+    assert [bench.step() for _ in range(2)] == [{writer: 1, long: BUDGET - 1}] * 2
