@@ -48,13 +48,15 @@ class Pick(Value, frozen=True, kw_only=True):
     handoff: Handoff | None
     kv_tokens: int
     """KV that the decode worker will hold of the request."""
+    tokens: int
+    """Those that the decision is about,"""
     share: float = 1.0
-    """Of all its prompts' tokens, those that the decision is about."""
+    """and which share of all its prompts' tokens they are."""
 
     def decode_reservation(self, ask: Ask) -> DecodeReservation:
         chosen = self.decision.chosen
         own_s = dict(chosen.items)[Item.PREFILL] if self.prefill is None else 0.0
-        tokens = uncached_tokens(max(ask.facts.prompt_tokens), chosen.cached_tokens)
+        tokens = uncached_tokens(self.tokens, chosen.cached_tokens)
         return DecodeReservation(
             worker=self.decode.name,
             key=ask.facts.request_id,
@@ -194,6 +196,7 @@ class Chooser:
             prefill=prefill,
             handoff=handoff if isinstance(handoff, Handoff) else None,
             kv_tokens=round(prompt.held_tokens),
+            tokens=prompt.tokens,
         )
 
     # ------------------------------------------------------------ why

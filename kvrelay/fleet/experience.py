@@ -4,6 +4,7 @@ hold anything of a request itself."""
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Callable, Iterable
 
 import msgspec
@@ -66,7 +67,7 @@ class Experience:
         """By name: kind and law."""
         self._rates = {law: RateBook() for law in Law}
         self._output_tokens: dict[str, float] = {}
-        self._unread: list[tuple[str, Callable[[Perf], Perf]]] = []
+        self._unread: deque[tuple[str, Callable[[Perf], Perf]]] = deque()
         """What was seen of whom and is not learned yet."""
         self.handoffs = 0
         """Requests over two workers whose first token was seen."""
@@ -137,11 +138,8 @@ class Experience:
 
         Who asks for a law has it learned first, so that it makes no difference to any choice.
         """
-        if not self._unread:
-            return
-        unread, self._unread = self._unread, []
-        for worker, learn in unread:
-            self._learn(worker, learn)
+        while self._unread:  # one by one: what one raises does not lose the rest
+            self._learn(*self._unread.popleft())
 
     def _learn(self, worker: str, learn: Callable[[Perf], Perf]) -> None:
         if worker not in self._workers:

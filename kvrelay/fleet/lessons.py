@@ -36,10 +36,9 @@ class Lessons:
         begun_s = leg.alone_since_s if leg.alone_since_s is not None else leg.begun_s
         if leg.reservation is None or leg.cached_tokens is None or begun_s is None:
             return
-        new = uncached_tokens(leg.prompt_tokens, leg.cached_tokens)
-        self._experience.saw(
-            leg.reservation.worker, lambda perf: perf.saw_prefill(new, leg.prompt_tokens - new, now - begun_s)
-        )
+        new, seconds = uncached_tokens(leg.prompt_tokens, leg.cached_tokens), now - begun_s
+        past = leg.prompt_tokens - new  # a lesson that is kept must not keep the request
+        self._experience.saw(leg.reservation.worker, lambda perf: perf.saw_prefill(new, past, seconds))
 
     def first_token(self, flight: Flight, now: float) -> None:
         """D's first token is here."""

@@ -119,3 +119,16 @@ def test_models_whose_answers_are_remembered_are_bounded() -> None:
         known.saw_output(f"m{number}", 7.0)
     assert len(known.learned().output_tokens) == MAX_MODELS
     assert known.output_tokens(f"m{MAX_MODELS}", 1e9) == 7.0
+
+
+def test_a_lesson_that_cannot_be_learned_does_not_take_the_others_with_it() -> None:
+    known = experience()
+
+    def broken(perf: Perf) -> Perf:
+        raise ZeroDivisionError
+
+    for learn in (slow, broken, slow):
+        known.saw("w", learn)
+    with pytest.raises(ZeroDivisionError):
+        known.study()
+    assert known.prefill("w").seen == 2

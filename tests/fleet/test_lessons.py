@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import random
 import statistics
+import weakref
 
 import pytest
 
 from kvrelay.fleet.brain import Brain
-from kvrelay.fleet.experience import ENOUGH_HANDOFFS
-from kvrelay.fleet.flight import Ask, Plan
+from kvrelay.fleet.experience import ENOUGH_HANDOFFS, Experience
+from kvrelay.fleet.flight import Ask, Plan, PromptLeg
+from kvrelay.fleet.lessons import Lessons
+from kvrelay.fleet.links import Links
+from kvrelay.fleet.loads import Loads, PrefillReservation
 from kvrelay.policy.route import Path
 from kvrelay.protocol.feed import TransferEvent
 from kvrelay.types import RequestFacts, Role, Stage
@@ -113,3 +117,15 @@ def test_a_stall_does_not_change_what_is_believed_by_much() -> None:
     before = brain.experience.perf("p").prefill_s(100)
     serve(brain, "stalled", 100, 1e6, noise=50.0)
     assert brain.experience.perf("p").prefill_s(100) == pytest.approx(before, rel=0.1)
+
+
+def test_a_lesson_that_nobody_asked_for_yet_does_not_keep_its_request() -> None:
+    known = Experience(Links())
+    known.join(worker("p"))
+    leg = PromptLeg(index=0, prompt_tokens=100, names={}, cached_tokens=20, begun_s=1.0)
+    leg.reservation = PrefillReservation(worker="p", key="r/0/0", tokens=80, source="s1", target="s2")
+    Lessons(known, Loads()).computed(leg, 3.0)
+    kept = weakref.ref(leg)
+    del leg
+    assert kept() is None
+    assert known.prefill("p").seen == 1

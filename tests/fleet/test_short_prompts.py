@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 import pytest
 
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.experience import ENOUGH_HANDOFFS
+from kvrelay.fleet.flight import Ask
 from kvrelay.policy.route import Path
 from kvrelay.types import Role, WorkerInfo
 from tests.fleet.known import TOKEN_S, Told, ask, known_brain, member, prompt_names
@@ -100,6 +103,17 @@ def test_a_prompt_that_was_not_computed_delays_nobody(ends: str) -> None:
     brain.finish("short", status=499, output_tokens=0, now=9.5)
     assert brain.loads.wait_s("p0", 9.5) == pytest.approx(before_s)
     brain.check_invariants()
+
+
+def test_a_step_of_prompts_that_stay_together_is_of_all_of_them() -> None:
+    brain, facts = choosing(0), ask("r", (60, SHORT)).facts
+    lengths = (100, 40, 100)
+    facts = msgspec.structs.replace(facts, prompt_tokens=lengths, page_names=())
+    whole = Ask(facts=facts, received_s=0.0, local_reason="logprobs")
+    pick = brain._chooser.begin(whole, brain._chooser.ground("tiny", 0.0), 0.0)
+    assert pick is not None
+    reserved = pick.decode_reservation(whole)
+    assert reserved.prefill_s / reserved.step_s == pytest.approx(math.ceil(sum(lengths) / 24))
 
 
 def test_who_waits_for_its_prompt_does_not_run_yet() -> None:
