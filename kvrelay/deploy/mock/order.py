@@ -3,7 +3,7 @@ without vLLM."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from kvrelay.deploy.mock.sequence import Sequence
 from kvrelay.policy.patience import MAX_HELD_STEPS, stands_back
@@ -26,3 +26,14 @@ class Order:
         held = [] if late else [each for each in computing if shortest and stands_back(each.missing, shortest)]
         self._held_steps = self._held_steps + 1 if held else 0
         return frozenset(held)
+
+
+def begun_within(prompts: Iterable[Sequence], tokens: int) -> list[Sequence]:
+    """The first of ``prompts``, as far as ``tokens`` go."""
+    begun: list[Sequence] = []
+    for prompt in prompts:
+        if tokens <= 0:
+            break
+        begun.append(prompt)
+        tokens -= prompt.missing
+    return begun

@@ -13,7 +13,7 @@ from typing import Protocol
 from kvrelay import identity
 from kvrelay.deploy.mock.author import Author, advance
 from kvrelay.deploy.mock.kv_cache import KvCache
-from kvrelay.deploy.mock.order import Order
+from kvrelay.deploy.mock.order import Order, begun_within
 from kvrelay.deploy.mock.sequence import Ending, Sequence
 from kvrelay.deploy.mock.timing import Chunk, Timing
 from kvrelay.policy.patience import beside_answers
@@ -89,6 +89,8 @@ class Scheduler:
         self._waiting: deque[Sequence] = deque()
         self._loading: dict[Sequence, float] = {}
         """With the time at which the load ends."""
+        self._loaded: deque[Sequence] = deque()
+        """Those that wait with blocks; they come in before the others."""
         self._running: dict[Sequence, None] = {}
         self._order = Order()
         self._chunk_tokens = limits.shared_chunk_tokens
@@ -106,7 +108,7 @@ class Scheduler:
     @property
     def waiting(self) -> int:
         """Loading ones included, as in vLLM's metrics."""
-        return len(self._waiting) + len(self._loading)
+        return len(self._waiting) + len(self._loading) + len(self._loaded)
 
     def add(self, sequence: Sequence) -> None:
         self._waiting.append(sequence)
@@ -117,6 +119,8 @@ class Scheduler:
             self._waiting.remove(sequence)
         elif sequence in self._loading:
             del self._loading[sequence]
+        elif sequence in self._loaded:
+            self._loaded.remove(sequence)
         elif sequence in self._running:
             del self._running[sequence]
         else:
@@ -132,16 +136,9 @@ class Scheduler:
     def plan(self, now: float) -> Step | None:
         """The next step; None when nothing can be computed now."""
         self._finish_loads(now)
-        budget = self._limits.max_batched_tokens
+        part, budget = self._choose()
         parts: dict[Sequence, int] = {}
-        shared_tokens = self._limits.shared_chunk_tokens
-        writers = sum(each.written > 0 for each in self._running) if shared_tokens else 0
-        self._chunk_tokens = beside_answers(shared_tokens) if writers else shared_tokens
-        if writers:
-            budget = min(budget, writers + self._chunk_tokens + len(self._waiting))
-        self._held = self._order.stand_back(self._running, self._waiting) if shared_tokens else ()
-        part = [each for each in self._running if each not in self._held]
-        for sequence in sorted(part, key=lambda each: not each.written) if writers else part:
+        for sequence in part:
             count = min(self._share(sequence), budget)
             if count and sequence in self._running and self._make_room(sequence, sequence.computed + count):
                 parts[sequence] = count
@@ -152,6 +149,30 @@ class Scheduler:
             self._pages.begins(sequence, sequence.computed + count)
         return Step(chosen, now, self._seconds(chosen)) if chosen else None
 
+    def _choose(self) -> tuple[list[Sequence], int]:
+        """Who takes part in the step, in turn, and its tokens; as ``connector.short_first`` does it."""
+        budget, shared_tokens = self._limits.max_batched_tokens, self._limits.shared_chunk_tokens
+        self._chunk_tokens, self._held = shared_tokens, ()
+        if not shared_tokens:
+            return list(self._running), budget
+        may_choose = self._may_choose()
+        self._held = self._order.stand_back(self._running if may_choose else (), self._waiting)
+        part = [each for each in self._running if each not in self._held]
+        writers = [each for each in part if each.written]
+        if not writers:
+            return part, budget
+        prompts, chunk_tokens = [each for each in part if not each.written], beside_answers(shared_tokens)
+        sharing = 1 if may_choose else max(1, len(prompts))
+        self._chunk_tokens = max(1, chunk_tokens // sharing)
+        budget = min(budget, len(writers) + max(chunk_tokens, sharing) + self.waiting)
+        return writers + begun_within(prompts, chunk_tokens) if may_choose else part, budget
+
+    def _may_choose(self) -> bool:
+        """Not where blocks may run out: who runs is preempted in the order in which they were let in."""
+        most_blocks = self.running + self._limits.max_batched_tokens // self._limits.block_tokens
+        free_blocks = self.cache.blocks - self.cache.used_blocks
+        return most_blocks <= free_blocks and self.running + self.waiting <= MAX_SEQUENCES
+
     def _share(self, sequence: Sequence) -> int:
         """How many tokens of ``sequence`` one step computes at most."""
         limit = self._chunk_tokens
@@ -161,12 +182,12 @@ class Scheduler:
     def _admit(self, budget: int, now: float) -> Iterator[tuple[Sequence, int]]:
         """First come, first served; those whose pages are still to come are passed by, and block nobody."""
         passed: list[Sequence] = []
-        while self._waiting and budget and self.running < MAX_SEQUENCES:
-            sequence = self._waiting[0]
+        while (queue := self._loaded or self._waiting) and budget and self.running < MAX_SEQUENCES:
+            sequence = queue[0]
             count = self._enter(sequence, budget, now)
             if count is None:
                 break
-            self._waiting.popleft()
+            queue.popleft()
             if count:
                 self._running[sequence] = None
                 budget -= count
@@ -215,7 +236,7 @@ class Scheduler:
             sequence.computed = min(there, len(sequence.tokens) - 1)
             self._name(sequence, there)
             self._pages.loaded(sequence)
-            self._waiting.appendleft(sequence)
+            self._loaded.append(sequence)
 
     # ------------------------------------------------------------ room
 

@@ -126,6 +126,63 @@ def test_beside_answers_prompts_are_computed_one_after_another() -> None:
     assert bench.step() == {writer: 1, one: 1, two: 3}
 
 
+@pytest.mark.parametrize("prompts", [1, 2])
+def test_who_waits_with_loaded_kv_has_its_token_behind_prompts(prompts: int) -> None:
+    bench, loads = Bench(budget=16, shared=6), sequence([5] * 12)
+    writer = sequence([2] * 4, max_tokens=20)
+    first, *others = [sequence([7 + number] * 60) for number in range(prompts)]
+    bench.add(writer)
+    bench.step()
+    bench.pages.found[loads], bench.pages.load_takes_s = 12, 100.0
+    bench.add(loads, first, *others)
+    bench.step()
+    bench.step()
+    assert bench.scheduler.waiting == 1, "beside the steps of the others"
+    assert loads not in bench.step()
+    bench.now = max(bench.now, bench.scheduler.wake_s() or 0.0)
+    assert bench.step() == {writer: 1, first: 3, loads: 1}
+    assert bench.scheduler.waiting == 0
+
+
+def test_loaded_kv_that_nobody_wants_any_more_is_given_back() -> None:
+    bench = Bench(budget=4)
+    first, loads = sequence([2] * 40), sequence([5] * 12)
+    bench.pages.found[loads], bench.pages.load_takes_s = 12, 0.1
+    bench.add(loads, first)
+    bench.step()
+    bench.step()
+    bench.scheduler.abort(loads, bench.now)
+    assert bench.scheduler.waiting == 0
+    bench.run(lambda: first.ending is not None)
+    assert bench.cache.used_blocks == 0
+    assert not loads.written
+
+
+def test_an_old_prompt_keeps_its_blocks_when_answers_run_out_of_them() -> None:
+    bench = Bench(blocks=14, budget=16, shared=6)
+    old, young = sequence(40, max_tokens=1), [sequence([9 + number] * 4, max_tokens=12) for number in range(3)]
+    bench.add(old)
+    bench.step()
+    bench.add(*young)
+    computed = 0
+    while old.ending is None:
+        bench.step()
+        assert old.ending or old.computed > computed, "it goes on"
+        computed = old.computed
+    assert bench.scheduler.totals.preemptions > 0
+    bench.run(lambda: all(each.ending for each in young))
+
+
+def test_where_blocks_may_run_out_prompts_share_and_nobody_is_left_out() -> None:
+    bench = Bench(blocks=9, budget=16, shared=6)
+    writer, one, two = sequence([2] * 4, max_tokens=9), sequence(12), sequence([3] * 3)
+    bench.add(writer)
+    bench.step()
+    bench.add(one, two)
+    assert bench.step() == {writer: 1, one: 3, two: 2}
+    assert bench.step() == {writer: 1, one: 1, two: 1}
+
+
 def test_a_long_prompt_stands_back_for_much_shorter_ones_but_not_for_ever() -> None:
     bench, long = Bench(budget=16, shared=6), sequence(200)
     bench.add(long)
