@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from kvrelay.policy.cost import Coming, Prompt, Readers
+from kvrelay.policy.laws import MANY
 from kvrelay.policy.perf import Number, prefill_seconds
-from kvrelay.policy.writing import MANY
 
 
 def least_read_s(prompt: Prompt, readers: Readers, price: Sequence[float]) -> list[float]:
@@ -36,7 +36,7 @@ def _of_many(prompt: Prompt, readers: Readers, price: Sequence[float]) -> list[f
     found = _cost_s(asked, rates, prices, np.array(at_hand, float), np.maximum)
     queue_s, there = np.array(readers.queue_s, float), np.array(stored, float)
     for prefix in coming:
-        to = slice(None) if len(prefix.to) == len(found) else np.array(prefix.to)
+        to = slice(None) if len(prefix.to) == len(found) else np.array(prefix.to, np.int64)
         wait_s = np.maximum(0.0, _there_s(prefix, there[to], np.maximum) - queue_s[to])
         cost_s = wait_s + _cost_s(asked, tuple(rate[to] for rate in rates), prices[to], prefix.tokens, np.maximum)
         found[to] = np.minimum(found[to], cost_s)

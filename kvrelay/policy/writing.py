@@ -13,12 +13,11 @@ import numpy as np
 
 from kvrelay.policy.cost import LATE_SHARE, Prompt, Writers
 from kvrelay.policy.fit import Floats
+from kvrelay.policy.laws import MANY
 from kvrelay.policy.perf import Number, prefill_seconds, step_seconds
 
 MIN_FREE_SHARE = 0.01
 """Free KV share below which the price of a block stops rising: an overfull worker stays comparable."""
-MANY = 16
-"""Workers from which on arrays take less time."""
 
 
 class Load(NamedTuple, Generic[Number]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 from collections.abc import Iterator
@@ -12,6 +13,8 @@ import pytest
 from kvrelay.policy import bounds, writing
 from kvrelay.policy.bounds import least_read_s
 from kvrelay.policy.cost import (
+    Coming,
+    Hints,
     Kind,
     Offer,
     Prompt,
@@ -25,10 +28,10 @@ from kvrelay.policy.cost import (
     prefill_price,
     read,
 )
-from kvrelay.policy.laws import Laws
+from kvrelay.policy.laws import MANY, Laws
 from kvrelay.policy.prices import EQUAL_SHARE, RUNNERS_UP
 from kvrelay.policy.route import Option, choose
-from kvrelay.policy.writing import MANY, write, write_s
+from kvrelay.policy.writing import write, write_s
 from tests.policy.values import hints_of, prompt
 
 STORES = 6
@@ -76,6 +79,22 @@ class State:
         """The same, or better."""
         more, share = self.dice.choice((0, 0, self.prompt.tokens)), self.dice.choice((0.0, 0.5, 1.0))
         return [(source, tokens + more, share * seconds) for source, tokens, seconds in offers]
+
+    def any_hints(self) -> Hints:
+        """Of prefixes that come to some of the readers, to all, or to none."""
+        count, dice = len(self.readers.names), self.dice
+        coming = [
+            Coming(
+                to=sorted(dice.sample(range(count), dice.choice((0, count, dice.randint(0, count))))),
+                pages=dice.randrange(1, 20),
+                tokens=dice.choice((0, 1, self.prompt.tokens // 2, self.prompt.tokens)),
+                first_s=dice.choice((0.0, 0.01, 1.0)),
+                page_s=dice.choice((0.0, 1e-3, 0.1)),
+            )
+            for _ in range(dice.randrange(4))
+        ]
+        at_hand = [dice.choice((0, self.prompt.tokens // 3, self.prompt.tokens)) for _ in range(count)]
+        return Hints(at_hand=at_hand, stored=[dice.randrange(25) for _ in range(count)], coming=coming)
 
     def _writers(self, count: int) -> Writers:
         return Writers(
@@ -200,6 +219,7 @@ def costs(state: State) -> tuple[list[float], list[float]]:
 def test_in_arrays_workers_cost_what_they_do_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in range(300):
         state, found = State(seed), []
+        state.readers = dataclasses.replace(state.readers, hints=state.any_hints())
         for many in (1, 1000):
             monkeypatch.setattr(writing, "MANY", many)
             monkeypatch.setattr(bounds, "MANY", many)
