@@ -116,11 +116,10 @@ class Asking:
         return stream, reading
 
     async def keep_asking(
-        self, stop: asyncio.Event, counts: dict[str, int], prompt_tokens: int, tokens: int, knows: Knows | None = None
+        self, stop: asyncio.Event, counts: dict[str, int], prompt_tokens: int, tokens: int, knows: Knows
     ) -> None:
         """One client until ``stop``; it counts answers that were whole and right (``answered``), whole and wrong
-        (``wrong``), and others (``failed``). Where nobody ``knows``, a whole answer of so many tokens counts as right.
-        """
+        (``wrong``), and others (``failed``)."""
         while not stop.is_set():
             prompt = self.prompt(prompt_tokens)
             try:
@@ -128,9 +127,8 @@ class Asking:
             except aiohttp.ClientError:
                 counts["failed"] += 1
                 continue
-            right = stream.tokens if knows is None else knows.answer(prompt, tokens)
-            wrong = "failed" if knows is None or not stream.is_whole else "wrong"
-            counts["answered" if stream.says(right) and len(right) == tokens else wrong] += 1
+            wrong = "wrong" if stream.is_whole else "failed"
+            counts["answered" if stream.says(knows.answer(prompt, tokens)) else wrong] += 1
 
     async def metric(self, line: str) -> float:
         """Sum of the metric lines that begin so."""

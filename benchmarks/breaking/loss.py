@@ -37,13 +37,13 @@ class Loss:
     is_equal: bool
 
     @classmethod
-    def of(cls, stream: Stream, *, prompt_tokens: int, hurt_s: float, prefill_s: float, right: Stream) -> Loss:
+    def of(cls, stream: Stream, *, prompt_tokens: int, hurt_s: float, ttft_s: float, right: Stream) -> Loss:
         """``hurt_s``: the moment of the deed, on the clock of the stream."""
         lost = stream.timeline["resumptions"][0]
         return cls(
             detection_s=stream.received_s + lost["lost_at"] - hurt_s,
             pause_s=stream.longest_pause_s,
-            ttft_s=prefill_s,
+            ttft_s=ttft_s,
             written_tokens=prompt_tokens + lost["tokens"],
             cached_tokens=lost.get("cached_tokens", 0),
             is_equal=stream.is_whole and stream.tokens == right.tokens,

@@ -41,7 +41,7 @@ async def _lose(site: Bench, fault: dict[str, bool], *, nowhere: bool) -> Loss:
     await site.suffer(worker)
     await site.clients.until("kvrelay_worker_ready", 4)
     right = await site.clients.stream(prompt, ANSWER_TOKENS)
-    return Loss.of(stream, prompt_tokens=PROMPT_TOKENS, hurt_s=hurt_s, prefill_s=ttft_s, right=right)
+    return Loss.of(stream, prompt_tokens=PROMPT_TOKENS, hurt_s=hurt_s, ttft_s=ttft_s, right=right)
 
 
 async def _empty(site: Bench) -> None:

@@ -30,7 +30,7 @@ def lost(at_s: float, pause_s: float, tokens: list[int]) -> Loss:
     stream = Stream(tokens=tokens, came_s=[100.5, 100.5 + pause_s], asked_s=100.0, done=True)
     lost = {"lost_at": at_s, "tokens": 7, "cached_tokens": 40}
     stream.timeline = {"events": {"first_token": 0.25}, "resumptions": [lost]}
-    return Loss.of(stream, prompt_tokens=50, hurt_s=101.0, prefill_s=0.8, right=Stream(tokens=[1, 2]))
+    return Loss.of(stream, prompt_tokens=50, hurt_s=101.0, ttft_s=0.8, right=Stream(tokens=[1, 2]))
 
 
 def test_what_a_recovery_takes_begins_when_the_loss_is_noticed() -> None:
