@@ -89,8 +89,8 @@ def test_who_is_almost_done_or_late_stands_back_for_nobody(now: float, many: int
 
 
 def test_who_is_done_as_far_as_anybody_knows_stands_back_for_nobody() -> None:
-    line = backlog(10.0, step_s=STEP_S, expires=True)
-    assert [line.passed(0.1, now) for now in (10.0, 100.0)] == [1, 0]
+    line = backlog(10.0, 20.0, step_s=STEP_S, expires=True)
+    assert [line.passed(0.1, now) for now in (10.0, 21.0, 100.0)] == [2, 1, 0]
 
 
 @pytest.mark.parametrize(("step_s", "left_s"), [(STEP_S, 2.0), (0.0, 1.5)])
