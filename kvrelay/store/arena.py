@@ -243,11 +243,7 @@ class Arena:
 
     # ------------------------------------------------------------ the store alone
 
-    def occupy(self, slot: int) -> SlotRef:
-        """Hand out a free slot for writing."""
-        return self.occupy_many([slot])[0]
-
-    def occupy_many(self, slots: list[int]) -> list[SlotRef]:
+    def occupy(self, slots: list[int]) -> list[SlotRef]:
         """Hand out free slots for writing."""
         at = np.array(slots, np.int64)
         self._tokens[at] = 0

@@ -50,11 +50,11 @@ class Shelf:
         """Up to ``count`` free slots whose memory is there already: no page faults, no budget."""
         first = max(0, len(self._warm) - count)
         taken, self._warm[first:] = self._warm[first:], []
-        return self.arena.occupy_many(taken)
+        return self.arena.occupy(taken)
 
     def take_cold(self, count: int) -> list[SlotRef]:
         """Up to ``count`` free slots that will take memory."""
-        return self.arena.occupy_many(self._next_cold(count))
+        return self.arena.occupy(self._next_cold(count))
 
     def _next_cold(self, count: int) -> list[int]:
         first = max(0, len(self._cold) - count)

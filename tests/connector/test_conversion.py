@@ -60,7 +60,7 @@ def sender(request: pytest.FixtureRequest) -> Iterator[tuple[Arena, list[PageCop
     cache = caches.empty_cache(dtype=request.param)
     pages = []
     for index, start in enumerate(range(0, TOKENS, PAGE)):
-        ref = arena.occupy(index)
+        (ref,) = arena.occupy([index])
         pages.append(PageCopy(ref.slot, ref.generation, start, min(PAGE, TOKENS - start)))
         arena.set_tokens(ref.slot, pages[-1].tokens)
     StepSaver(arena, BlockLayout(cache, caches.write_dim_major), [SaveJob("r", TABLE, pages)]).save(0, cache)

@@ -76,7 +76,7 @@ def test_a_page_is_looked_for_by_a_mark_of_its_own_writers() -> None:
 
 def _pages(arena: Arena) -> list[PageCopy]:
     size = FORMAT.page_tokens
-    refs = arena.occupy_many([0, 1])
+    refs = arena.occupy([0, 1])
     arena.set_tokens([0, 1], size)
     return [PageCopy(ref.slot, ref.generation, index * size, size) for index, ref in enumerate(refs)]
 

@@ -77,7 +77,7 @@ def prompt(seed: int) -> Prompt:
 def pages(arena: Arena, first_slot: int = 0) -> list[PageCopy]:
     copies = []
     for index, start in enumerate(range(0, TOKENS, PAGE)):
-        ref = arena.occupy(first_slot + index)
+        (ref,) = arena.occupy([first_slot + index])
         copies.append(PageCopy(ref.slot, ref.generation, start, min(PAGE, TOKENS - start)))
     return copies
 

@@ -73,7 +73,7 @@ def pages_for(arena: Arena, tokens: int) -> list[PageCopy]:
     """Fresh slots for a prompt of ``tokens`` tokens; the last page may be partial."""
     pages = []
     for index, start in enumerate(range(0, tokens, PAGE)):
-        ref = arena.occupy(index + 1)
+        (ref,) = arena.occupy([index + 1])
         count = min(PAGE, tokens - start)
         arena.set_tokens(ref.slot, count)
         pages.append(PageCopy(ref.slot, ref.generation, start, count))
@@ -140,7 +140,7 @@ def test_a_load_is_begun_at_once_though_another_one_waits_for_layers(
         return 3600.0
 
     monkeypatch.setattr("kvrelay.connector.loader.pause_s", for_ever)
-    receiver, silent = Receiver(wait_s=3600), arena.occupy(7)
+    receiver, silent = Receiver(wait_s=3600), arena.occupy([7])[0]
     waiting = [PageCopy(silent.slot, silent.generation, 0, PAGE)]
     receiver.loader.start(LoadJob("waiting", [3], waiting, 0, PAGE), lambda: arena, arena.epoch)
     assert rests.wait(PATIENCE_S)
@@ -225,7 +225,7 @@ def flip_bit(arena: Arena, page: PageCopy) -> None:
 
 def reuse_slot(arena: Arena, page: PageCopy) -> None:
     arena.vacate(page.slot)
-    arena.occupy(page.slot)
+    arena.occupy([page.slot])
 
 
 def fail_writer(arena: Arena, page: PageCopy) -> None:

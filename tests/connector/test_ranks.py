@@ -84,7 +84,7 @@ def pages_of(arena: Arena, shards: list[int]) -> list[PageCopy]:
     """Fresh slots for the prompt; ``shards``: writers of each page."""
     pages = []
     for index, start in enumerate(range(0, TOKENS, PAGE)):
-        ref = arena.occupy(index + 1)
+        (ref,) = arena.occupy([index + 1])
         count = min(PAGE, TOKENS - start)
         arena.set_tokens(ref.slot, count)
         pages.append(PageCopy(ref.slot, ref.generation, start, count, shards[index]))

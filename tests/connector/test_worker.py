@@ -51,7 +51,7 @@ def worker() -> Iterator[tuple[WorkerHalf, Client]]:
 
 
 def plan_for(arena: Arena, blocks: list[int], *, late: bool, epoch: int | None = None) -> StepPlan:
-    ref = arena.occupy(1)
+    (ref,) = arena.occupy([1])
     jobs = [SaveJob("r", blocks, [PageCopy(ref.slot, ref.generation, 0, 32)])]
     plan = StepPlan(epoch=arena.epoch if epoch is None else epoch)
     (plan.late_saves if late else plan.saves).extend(jobs)

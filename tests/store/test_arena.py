@@ -23,7 +23,7 @@ def arena() -> Arena:
 
 def test_two_mappings_see_the_same_bytes_and_marks(arena: Arena) -> None:
     other = Arena.attach(os.dup(arena.fd), FORMAT)
-    ref = arena.occupy(2)
+    (ref,) = arena.occupy([2])
     other.segment(2, 1, 3)[:] = bytes(range(192))
     assert other.publish(ref, 1, 77)
     slots, generations = np.array([2]), np.array([ref.generation])
@@ -45,10 +45,10 @@ def test_segments_of_different_layers_and_slots_do_not_overlap(arena: Arena) -> 
 
 
 def test_a_vacated_slot_makes_its_references_stale(arena: Arena) -> None:
-    old = arena.occupy(0)
+    (old,) = arena.occupy([0])
     arena.publish(old, 0, 1)
     arena.vacate(0)
-    new = arena.occupy(0)
+    (new,) = arena.occupy([0])
     assert new.generation == old.generation + 1
     assert arena.is_current(new)
     assert not arena.is_current(old)
@@ -61,7 +61,7 @@ def test_a_vacated_slot_makes_its_references_stale(arena: Arena) -> None:
 
 
 def test_many_pages_are_looked_at_together_as_each_one_would_be(arena: Arena) -> None:
-    refs = [arena.occupy(slot) for slot in range(4)]
+    refs = arena.occupy([*range(4)])
     arena.vacate(1)
     arena.set_state(2, SlotState.FAILED)
     slots, generations = np.array([0, 1, 2, 3]), np.array([ref.generation for ref in refs])
@@ -71,7 +71,7 @@ def test_many_pages_are_looked_at_together_as_each_one_would_be(arena: Arena) ->
 
 
 def test_publish_many_leaves_stale_references_out(arena: Arena) -> None:
-    refs = [arena.occupy(slot) for slot in range(3)]
+    refs = arena.occupy([*range(3)])
     arena.vacate(1)
     slots, generations = np.array([0, 1, 2]), np.array([ref.generation for ref in refs])
     arena.publish_many(slots, generations, 2, np.array([7, 8, 9], np.uint64))
@@ -89,7 +89,7 @@ def test_a_reference_out_of_range_or_of_another_epoch_is_stale(arena: Arena, ref
 
 
 def test_a_failed_slot_is_seen_as_failed_by_its_readers(arena: Arena) -> None:
-    ref = arena.occupy(4)
+    (ref,) = arena.occupy([4])
     arena.set_tokens(4, 3)
     assert (arena.tokens(ref), arena.state(ref)) == (3, SlotState.FILLING)
     arena.set_state(4, SlotState.FAILED)
@@ -132,7 +132,7 @@ def test_nobody_can_shrink_an_arena_under_the_others(arena: Arena) -> None:
 
 
 def test_a_closed_arena_has_no_current_references_but_old_views_stay_valid(arena: Arena) -> None:
-    ref = arena.occupy(0)
+    (ref,) = arena.occupy([0])
     view = arena.segment(0, 0, 4)
     arena.close()
     arena.close()
@@ -142,12 +142,12 @@ def test_a_closed_arena_has_no_current_references_but_old_views_stay_valid(arena
 
 
 def test_the_status_line_tells_how_many_slots_are_in_use(arena: Arena) -> None:
-    arena.occupy(0)
+    arena.occupy([0])
     assert repr(arena) == "<Arena epoch 0x3e8, 1 of 5 slots in use, 4096 bytes each>"
 
 
 def test_a_layer_is_in_when_all_its_shards_are(arena: Arena) -> None:
-    ref = arena.occupy(1)
+    (ref,) = arena.occupy([1])
     where = np.array([ref.slot]), np.array([ref.generation])
     first, second = Shard(0, 2), Shard(1, 2)
     assert arena.publish(ref, 2, 11, first)
@@ -159,7 +159,7 @@ def test_a_layer_is_in_when_all_its_shards_are(arena: Arena) -> None:
 
 
 def test_segments_of_several_shards_are_published_together(arena: Arena) -> None:
-    refs = [arena.occupy(slot) for slot in range(2)]
+    refs = arena.occupy([*range(2)])
     arena.vacate(0)
     slots, generations = np.array([0, 1]), np.array([ref.generation for ref in refs])
     sums = np.array([[1, 2], [3, 4], [5, 6]], np.uint64)

@@ -20,7 +20,7 @@ class Pages:
     def __init__(self, lent: tuple[SlotRef, ...] = ()) -> None:
         shelf = Room(64 * STRIDE, 1).shelf(FORMAT)
         self.arena = shelf.arena
-        refs = [self.arena.occupy(slot) for slot in range(3)]
+        refs = self.arena.occupy([*range(3)])
         self.pages = [
             Page(page_name(number), shelf, ref, tokens, Writer("w"), 0.0)
             for number, (ref, tokens) in enumerate(zip(refs, (8, 8, 3), strict=True))

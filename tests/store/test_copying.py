@@ -18,7 +18,7 @@ def arena() -> Arena:
 
 @pytest.mark.parametrize("tokens", range(1, 9))
 def test_pages_of_every_length_come_back_and_touch_no_neighbour(arena: Arena, tokens: int) -> None:
-    before, ref, after = (arena.occupy(slot) for slot in range(3))
+    before, ref, after = arena.occupy([*range(3)])
     for neighbour in (before, after):
         write_page(arena, neighbour, payload(9), 8)
     write_page(arena, ref, payload(1, tokens), tokens)
@@ -27,7 +27,7 @@ def test_pages_of_every_length_come_back_and_touch_no_neighbour(arena: Arena, to
 
 
 def test_segments_lie_where_the_layer_by_layer_readers_look(arena: Arena) -> None:
-    ref = arena.occupy(1)
+    (ref,) = arena.occupy([1])
     for tokens in (8, 3):
         data = payload(1, tokens)
         write_page(arena, ref, data, tokens)
@@ -39,7 +39,7 @@ def test_segments_lie_where_the_layer_by_layer_readers_look(arena: Arena) -> Non
 @pytest.mark.parametrize("layers", [[0], [2], [0, 1, 2], [0, 2], [2, 1, 0], [1, 2, 0]])
 @pytest.mark.parametrize("tokens", [8, 5])
 def test_views_are_the_segments_in_the_order_asked_for(arena: Arena, layers: list[int], tokens: int) -> None:
-    ref = arena.occupy(0)
+    (ref,) = arena.occupy([0])
     write_page(arena, ref, payload(1, tokens), tokens)
     joined = b"".join(arena.views(0, layers, tokens))
     assert joined == b"".join(arena.segment(0, layer, tokens) for layer in layers)
@@ -50,7 +50,7 @@ def test_views_are_the_segments_in_the_order_asked_for(arena: Arena, layers: lis
 @pytest.mark.parametrize("layer", range(FORMAT.layers))
 @pytest.mark.parametrize("bit", [0, 8 * 2047 + 7])
 def test_any_flipped_bit_is_a_miss(arena: Arena, layer: int, bit: int) -> None:
-    ref = arena.occupy(0)
+    (ref,) = arena.occupy([0])
     write_page(arena, ref, payload(1), 8)
     arena.segment(0, layer, 8)[bit // 8] ^= 1 << bit % 8
     assert read_page(arena, ref, 8) is None
@@ -58,7 +58,7 @@ def test_any_flipped_bit_is_a_miss(arena: Arena, layer: int, bit: int) -> None:
 
 
 def test_a_page_with_a_missing_layer_is_a_miss(arena: Arena) -> None:
-    ref = arena.occupy(0)
+    (ref,) = arena.occupy([0])
     for layer in (0, 1):
         arena.publish(ref, layer, 1 + layer)
     assert read_page(arena, ref, 8) is None
@@ -70,7 +70,7 @@ class Moving(Arena):
     def views(self, slot: int, layers: list[int], tokens: int) -> list[memoryview]:
         views = super().views(slot, layers, tokens)
         self.vacate(slot)
-        new = self.occupy(slot)
+        (new,) = self.occupy([slot])
         for layer in layers:
             self.publish(new, layer, 0)
         return views
@@ -78,7 +78,7 @@ class Moving(Arena):
 
 def test_a_slot_that_is_reused_during_the_copy_is_a_miss() -> None:
     arena = Moving.create(FORMAT, slots=1, epoch=1)
-    ref = arena.occupy(0)
+    (ref,) = arena.occupy([0])
     Arena.views(arena, 0, [0], 8)
     for layer in range(FORMAT.layers):
         arena.publish(ref, layer, 0)

@@ -20,7 +20,7 @@ class Rows:
 
     def __init__(self) -> None:
         self.arena = Arena.create(FORMAT, 4, epoch=9)
-        self.refs = [self.arena.occupy(slot) for slot in (2, 0, 3, 1)]
+        self.refs = self.arena.occupy([2, 0, 3, 1])
         self.frontier = Frontier(self.arena)
         self.frontier.extend(self.refs)
 
