@@ -193,10 +193,12 @@ class Continuation:
     async def blocks(self) -> AsyncIterator[bytes]:
         """Events until every choice has come to its end. Raises ``Lost``, ``Malformed``."""
         self._readers = [asyncio.create_task(self._read(rest, reply)) for rest, reply in self._legs]
+        begin = self._wait.begin
         while not all(rest.finished for rest, _ in self._legs):
-            self._wait.begin()
+            begin()
             rest, reply, news = await self._news.get()
             self._wait.end()
+            begin = self._wait.again
             if rest.finished:
                 continue
             if isinstance(news, KvrelayError):
