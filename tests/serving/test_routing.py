@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import statistics
 from collections.abc import AsyncIterator
@@ -102,6 +103,7 @@ async def test_after_fifty_requests_the_first_token_comes_when_it_was_foretold(c
 
 
 async def test_short_prompts_stay_on_an_idle_d(experienced: Probe) -> None:
+    skip_where_workers_share_cores(experienced)
     rng = random.Random(52)
     short = [await route(experienced, ids(rng, 8)) for _ in range(6)]
     assert sum(each.reason == "cheaper" for each in short) > 3, short
@@ -125,7 +127,7 @@ async def test_beside_answers_short_prompts_stay_on_d_and_long_ones_do_not(exper
 
 
 async def test_a_turn_stays_on_d_where_the_kv_of_the_one_before_is(experienced: Probe) -> None:
-    """Two D share a node here, whose store serves either."""
+    skip_where_workers_share_cores(experienced)
     rng, reasons = random.Random(53), []
     for _ in range(3):
         history = ids(rng, 1000)
@@ -168,7 +170,8 @@ async def test_no_page_is_expected_where_none_is_also_after_workers_and_the_rout
 
 
 def skip_where_workers_share_cores(probe: Probe) -> None:
-    if [worker.role for worker in probe.cluster.workers].count(Role.DECODE) > 1:
+    decode = [worker.role for worker in probe.cluster.workers].count(Role.DECODE)
+    if decode > 1 and (os.cpu_count() or 1) <= len(probe.cluster.workers):
         pytest.skip("on two cores the second D spins for a second after each answer, on the core of the only P")
 
 
