@@ -111,7 +111,8 @@ async def test_short_prompts_stay_on_an_idle_d(experienced: Probe) -> None:
 
 
 async def test_beside_answers_short_prompts_stay_on_d_and_long_ones_do_not(experienced: Probe) -> None:
-    skip_where_workers_share_cores(experienced)
+    if (os.cpu_count() or 1) < len(experienced.cluster.workers):
+        pytest.skip("all engines compute at once here, each needs a core for its times to be foretold")
     prefillers = [worker for worker in experienced.cluster.workers if worker.role is Role.PREFILL]
     rng, short, long = random.Random(56), [], []
     async with asyncio.TaskGroup() as group:
