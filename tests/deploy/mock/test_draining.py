@@ -141,7 +141,7 @@ async def test_streams_go_on_elsewhere_without_much_to_compute_when_the_deadline
         assert await stream == (mocks.answer(prompt(number), 150), b"data: [DONE]")
     moved = [resumption for timeline in _timelines(mocks) for resumption in timeline.resumptions]
     assert {(each.reason, each.lost_worker, each.worker) for each in moved} == {("drained", "decode-0", "decode-1")}
-    # Pages are loaded, unless to compute them is foretold to take less (10 ms on the simulated device, if it has a core).
+    # Pages are loaded, unless to compute them is foretold to take less: 10 ms on the simulated device.
     assert [each for each in moved if each.cached_tokens < 640 and each.prefill_s > 0.05] == []
 
 
