@@ -74,9 +74,7 @@ def kill(mocks: Mocks, worker: str | None, store: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(
-    strict=False, reason="prices since changed: a simulated D now computes 900 tokens rather than load them"
-)
+@pytest.mark.xfail(strict=False, reason="the rest is right, yet computed: why its copies are not loaded is not known")
 async def test_an_answer_goes_on_from_its_copies_when_the_node_dies(mocks: Mocks) -> None:
     stream, worker = await copied(mocks)
     index = mocks.cluster.router.brain.index
