@@ -106,7 +106,7 @@ class Prefills:
         """Give P's answers a moment: D may be done before P's HTTP reply is here."""
         if self._running:
             await asyncio.wait(self._running.values(), timeout=SETTLE_S)
-            # Their callbacks run in the loop's next round.
+            # Failures are told in the loop's next round.
             await asyncio.sleep(0)
 
     def close(self) -> None:

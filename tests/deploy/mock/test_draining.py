@@ -6,15 +6,16 @@ import asyncio
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from kvrelay.channel import Listener, bind_tcp, connect
 from kvrelay.cli.draining import Routers
-from kvrelay.config import RouterConfig
+from kvrelay.config import Config, RouterConfig
 from kvrelay.deploy.key import write_secret
 from kvrelay.deploy.ports import free_port
 from kvrelay.deploy.tiny import TinyShape, make_tiny
@@ -23,7 +24,7 @@ from kvrelay.fleet.ledger import Timeline
 from kvrelay.protocol.feed import PagesWanted
 from kvrelay.protocol.operator import AskRemaining, Remaining
 from kvrelay.router.operator import OperatorServer
-from tests.deploy.mock.test_mock_cluster import DECODES, PREFILLS, Mocks, idle, mocked, prompt
+from tests.deploy.mock.test_mock_cluster import CONFIG, DECODES, PREFILLS, Mocks, idle, mocked, prompt
 from tests.held_port import held_port
 from tests.patience import PATIENCE_S, until
 from tests.router.cluster import KEY, Cluster
@@ -37,13 +38,28 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny(tmp_path_factory.mktemp("model") / "tiny", TinyShape(max_positions=8192))
 
 
-@pytest.fixture
-async def mocks(tiny: Path) -> AsyncIterator[Mocks]:
-    async with mocked(tiny, RouterConfig(port=0, control_port=0, local_prefill="never")) as mocks:
+@asynccontextmanager
+async def emptied(tiny: Path, config: Config = CONFIG) -> AsyncIterator[Mocks]:
+    """Mocks that are well again and hold nothing at the end."""
+    async with mocked(tiny, RouterConfig(port=0, control_port=0, local_prefill="never"), config) as mocks:
         yield mocks
         mocks.suffer(*mocks.node.workers)
         await mocks.cluster.at_rest()
         await until(lambda: all(idle(worker) for worker in mocks.node.workers.values()))
+
+
+@pytest.fixture
+async def mocks(tiny: Path) -> AsyncIterator[Mocks]:
+    async with emptied(tiny) as mocks:
+        yield mocks
+
+
+@pytest.fixture
+async def unhurried(tiny: Path) -> AsyncIterator[Mocks]:
+    """Their device computes so slowly that to load pages is always cheaper."""
+    slow = msgspec.structs.replace(CONFIG.mock, time_scale=6.0)
+    async with emptied(tiny, msgspec.structs.replace(CONFIG, mock=slow)) as mocks:
+        yield mocks
 
 
 async def drained(mocks: Mocks, name: str) -> None:
@@ -125,24 +141,21 @@ async def test_what_a_draining_worker_has_left_is_counted_until_it_is_done(mocks
 
 @pytest.mark.slow
 async def test_streams_go_on_elsewhere_without_much_to_compute_when_the_deadline_is_over(
-    mocks: Mocks, tmp_path: Path
+    unhurried: Mocks, tmp_path: Path
 ) -> None:
     write_secret(tmp_path / "key", KEY.decode())
-    mocks.suffer(*DECODES, slow=120.0)
-    streams = [asyncio.create_task(mocks.stream(prompt(number), 150)) for number in range(4)]
-    brain = mocks.cluster.router.brain
-    await until(lambda: min(_written(mocks)) > 8)
-    status, said = await _command(mocks, tmp_path, "decode-0", "--deadline-s", "0")
+    streams = [asyncio.create_task(unhurried.stream(prompt(number), 150)) for number in range(4)]
+    brain = unhurried.cluster.router.brain
+    await until(lambda: min(_written(unhurried)) > 8)
+    status, said = await _command(unhurried, tmp_path, "decode-0", "--deadline-s", "0")
     assert (status, said.splitlines()[-1]) == (0, "decode-0 is empty: it can be stopped.")
     assert brain.loads.sequences["decode-0"] == 0
-    assert idle(mocks.worker("decode-0"))
-    mocks.suffer("decode-1")
+    assert idle(unhurried.worker("decode-0"))
     for number, stream in enumerate(streams):
-        assert await stream == (mocks.answer(prompt(number), 150), b"data: [DONE]")
-    moved = [resumption for timeline in _timelines(mocks) for resumption in timeline.resumptions]
+        assert await stream == (unhurried.answer(prompt(number), 150), b"data: [DONE]")
+    moved = [resumption for timeline in _timelines(unhurried) for resumption in timeline.resumptions]
     assert {(each.reason, each.lost_worker, each.worker) for each in moved} == {("drained", "decode-0", "decode-1")}
-    # Pages are loaded, unless to compute them is foretold to take less: 10 ms on the simulated device.
-    assert [each for each in moved if each.cached_tokens < 640 and each.prefill_s > 0.05] == []
+    assert min(each.cached_tokens for each in moved) >= 640, "on so slow a device pages are loaded"
 
 
 def _written(mocks: Mocks) -> list[int]:
