@@ -48,6 +48,18 @@ class PushWanted(Message, frozen=True, kw_only=True):
     slots: list[SlotRef] = []
     codec: Codec = Codec.RAW
     """The one of ``PushOpen``, or RAW: the receiver does not take it, and all that follows travels as it is."""
+    elsewhere: list[int] = []
+    """Offered pages that others are bringing there: the sender holds them until ``PushNews`` tells of them."""
+
+
+class PushNews(Message, frozen=True, kw_only=True):
+    """What became of pages of ``PushWanted.elsewhere`` at the receiver."""
+
+    transfer: str
+    over: list[Index]
+    """They came, or are not wanted any more: the sender need not hold them."""
+    lacking: list[Index]
+    """They did not come: the sender offers them again."""
 
 
 class Manifest(msgspec.Struct, frozen=True, array_like=True):
@@ -180,6 +192,6 @@ class Nudge(Message, frozen=True, kw_only=True):
 
 
 PeerMessage = (
-    PushOpen | PushPages | PushWanted | Segments | Written | Taken | PushDamaged | PushClosed
+    PushOpen | PushPages | PushWanted | PushNews | Segments | Written | Taken | PushDamaged | PushClosed
     | Meet | Met | Join | FindArena | ArenaFound | Probe | Probed | Nudge
 )  # fmt: skip

@@ -19,6 +19,7 @@ from kvrelay.protocol.peer import (
     Probed,
     PushClosed,
     PushDamaged,
+    PushNews,
     PushOpen,
     PushPages,
     PushWanted,
@@ -26,17 +27,19 @@ from kvrelay.protocol.peer import (
     Taken,
     Written,
 )
+from kvrelay.race import until_one_ends
 from kvrelay.store.arena import checksums
 from kvrelay.store.catalog import QUARANTINE_S
 from kvrelay.store.codecs import Codecs
 from kvrelay.store.incoming import Incoming
 from kvrelay.store.keeper import Keeper, check_shards
-from kvrelay.store.landing import Landing
+from kvrelay.store.landing import Landing, check_size
 from kvrelay.store.packing import unpack
 from kvrelay.store.paths.trial import MAX_PROBE_BYTES
 from kvrelay.store.reception import Reception, Visit
 from kvrelay.store.transfers import Way
 from kvrelay.store.underway import UnderWay
+from kvrelay.store.waste import Waste
 from kvrelay.types import LOSSY, Codec, PageName, Transport
 
 MAX_INCOMING = 1024
@@ -67,9 +70,11 @@ class Inbound:
         self._under_way = UnderWay()
         self._writer = keeper.join(f"peer {link.peer}", clock())
         self._visit = Visit(self.serve_data)
-        self._scratch = bytearray()
+        self._waste = Waste()
         self._lent = False
         self._kept_at = float("-inf")
+        self._news = asyncio.Event()
+        """Pages of a push came or were given up."""
 
     def __repr__(self) -> str:
         return f"<Inbound from {self._link.peer}, {len(self._incoming)} pushes, {self._visit!r}>"
@@ -77,14 +82,28 @@ class Inbound:
     async def serve(self) -> None:
         """Receive until the peer is gone; what it left unfinished fails."""
         try:
-            while True:
-                await self._handle()
-                await asyncio.sleep(0)  # a sender that never pauses must not keep the loop from everybody else
+            await until_one_ends(self._receive(), self._tell())
         finally:
             self._reception.leave(self._visit)
             for incoming in list(self._incoming.values()):
                 self._end(incoming, "the link to the sending store broke")
             self._keeper.leave(self._writer, self._clock(), quarantine_s=QUARANTINE_S if self._lent else 0)
+
+    async def _receive(self) -> None:
+        while True:
+            await self._handle()
+            await asyncio.sleep(0)  # a sender that never pauses must not keep the loop from everybody else
+
+    async def _tell(self) -> None:
+        """Say what became of pages that others were bringing: the peer holds them so long."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            for incoming in list(self._incoming.values()):
+                over, lacking = incoming.news()
+                if over or lacking:
+                    news = PushNews(transfer=incoming.transfer.id, over=over, lacking=lacking)
+                    await self._link.send(news, stall_s=self._stall_s)
 
     async def serve_data(self, link: Channel) -> None:
         """Receive over a further link of the peer until that ends. Raises ``Lost``, ``Malformed``."""
@@ -151,27 +170,30 @@ class Inbound:
         if incoming is None:
             return  # refused or ended here; the sender has been told, or will be
         check_shards(message.shards, incoming.kv_heads)
-        wanted, slots = incoming.want(list(dict.fromkeys(message.indices)), message.shards, self._clock())
+        wish = incoming.want(list(dict.fromkeys(message.indices)), message.shards, self._clock())
         answer = PushWanted(
             transfer=message.transfer,
-            indices=wanted,
-            slots=slots if incoming.lends else [],
+            indices=wish.pages,
+            slots=wish.slots if incoming.lends else [],
             codec=incoming.codec,
+            elsewhere=wish.elsewhere,
         )
+        if wish.elsewhere:
+            incoming.transfer.tell = self._news.set
         await self._link.send(answer, stall_s=self._stall_s)
 
     # ------------------------------------------------------------ payload
 
     async def _take(self, link: Channel | None, message: Segments | Written) -> None:
         """A batch comes over ``link``, or the peer has written it: receive and verify it, and say that it was taken."""
-        _check_size(message.payload_bytes, MAX_PAYLOAD_BYTES)
+        check_size(message.payload_bytes, MAX_PAYLOAD_BYTES)
         await self._under_way.supersede(message.serial)
         incoming, damaged = self._incoming.get(message.transfer), list[PageName]()
         if incoming is not None:
             with self._under_way.receiving(message.serial, link):
                 damaged = await self._land(link, message, incoming)
         elif link is not None:
-            await link.recv_into(self._waste(message.payload_bytes), stall_s=self._stall_s)
+            await link.recv_into(self._waste.views(message.payload_bytes), stall_s=self._stall_s)
         await self._answer(message.serial, damaged)
 
     async def _answer(self, serial: int, damaged: list[PageName]) -> None:
@@ -205,7 +227,7 @@ class Inbound:
         damaged: list[int] = []
         for part in landing.pieces():
             if link is not None:
-                await link.recv_into(landing.views(part, self._waste), stall_s=self._stall_s)
+                await link.recv_into(landing.views(part, self._waste.views), stall_s=self._stall_s)
                 self._count(incoming, landing.size_bytes(part), 0 if part.start else landing.runs)
                 await asyncio.sleep(0)
             damaged += incoming.verify(landing, part, self._clock())
@@ -240,14 +262,6 @@ class Inbound:
             for incoming in self._incoming.values():
                 incoming.keep_waiting(now)
 
-    def _waste(self, size: int) -> list[memoryview]:
-        """Views of ``size`` bytes in all that nobody will read."""
-        chunk = 1 << 20
-        if len(self._scratch) < chunk:
-            self._scratch = bytearray(chunk)
-        whole = memoryview(self._scratch)[:chunk]
-        return [whole] * (size // chunk) + [whole[: size % chunk]]
-
     # ------------------------------------------------------------ paths
 
     async def _meet(self, message: Meet | FindArena | Nudge | Probe) -> None:
@@ -263,7 +277,7 @@ class Inbound:
 
     async def _try(self, link: Channel, probe: Probe) -> None:
         """A test pattern: does it arrive whole?"""
-        _check_size(probe.size_bytes, MAX_PROBE_BYTES)
+        check_size(probe.size_bytes, MAX_PROBE_BYTES)
         if probe.written:
             found = self._reception.written(self._visit, probe.size_bytes)
         else:
@@ -283,8 +297,3 @@ class Inbound:
         """No more will come on these links for the push; ``problem`` is empty when the sender is through."""
         del self._incoming[incoming.transfer.id]
         incoming.end(problem, self._clock())
-
-
-def _check_size(size: int, most: int) -> None:
-    if not 0 < size <= most:
-        raise Malformed(f"a payload of {size} bytes is not taken")

@@ -6,6 +6,7 @@ It must never publish a layer whose checksum does not hold, nor free a slot that
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from kvrelay.errors import Malformed
 from kvrelay.protocol.peer import Segments, Written
 from kvrelay.store.arena import Ints
 from kvrelay.store.catalog import QUARANTINE_S
+from kvrelay.store.elsewhere import Elsewhere, News
 from kvrelay.store.keeper import Keeper, check_shards
 from kvrelay.store.landing import Landing
 from kvrelay.store.packing import MAX_PACKED_BYTES
@@ -24,6 +26,14 @@ from kvrelay.store.wanted import Wanted
 from kvrelay.types import Codec, PageFormat, PageName, SlotRef
 
 _NOBODY: Ints = np.empty(0, np.int64)
+
+
+class Wish(NamedTuple):
+    """Which of some offered pages should be sent, the slots that they get, and which the sender is to hold."""
+
+    pages: list[int]
+    slots: list[SlotRef]
+    elsewhere: list[int]
 
 
 class Incoming:
@@ -52,6 +62,7 @@ class Incoming:
         self._keeper = keeper
         self._writer = writer
         self._wanted = Wanted(len(names), shelf.arena.format.layers)
+        self._elsewhere = Elsewhere(transfer)
         self._kept: dict[PageName, Page] = {}
         """Pages of the prompt that were here already or were received, pinned as long as all may arrive.
 
@@ -89,15 +100,16 @@ class Incoming:
         self.transfer.let_go = self._let_go
         self._keep(self._names, now)
 
-    def want(self, offered: list[int], shards: int, now: float) -> tuple[list[int], list[SlotRef]]:
-        """Make room for the pages that are lacking here; which of them should be sent, and their slots."""
+    def want(self, offered: list[int], shards: int, now: float) -> Wish:
+        """Make room for the pages that are lacking here."""
         catalog, names, positions = self._keeper.catalog, self._names, np.array(offered, np.int64)
         tokens = dict(zip(offered, self._tokens(positions).tolist(), strict=True))
         if not self.transfer.is_open:
-            return [], []
-        self._keeper.transfers.offered(self.transfer, self.names(offered))
+            return Wish([], [], [])
         unasked = positions[self._wanted.rows(positions) == 0].tolist()
         found = self._keep(self.names(unasked), now)
+        elsewhere = self._elsewhere.hold(unasked, found)
+        self._keeper.transfers.offered(self.transfer, self.names(sorted({*offered}.difference(elsewhere))))
         lacking = [index for index, page in zip(unasked, found, strict=True) if page is None]
         refs = catalog.take(self._shelf, len(lacking), now)
         wanted, refused = lacking[: len(refs)], lacking[len(refs) :]
@@ -111,7 +123,11 @@ class Incoming:
         self._wanted.add(wanted, self._keeper.receive(self._writer, self._shelf, coming, now))
         if refused:
             self._keeper.transfers.give_up(self.transfer, self.names(refused), now)
-        return wanted, refs
+        return Wish(wanted, refs, elsewhere)
+
+    def news(self) -> News:
+        """What became of pages that others were bringing."""
+        return self._elsewhere.news()
 
     def _keep(self, names: Sequence[PageName], now: float) -> list[Page | None]:
         """Keep those that are here, whole or arriving, as they are found now: one that was given up has no claim."""

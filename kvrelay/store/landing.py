@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from kvrelay.errors import Malformed
 from kvrelay.store.arena import Arena, Bools, Ints, checksums
 from kvrelay.store.segments import Columns, begins_run
 
@@ -109,3 +110,9 @@ class Landing:
         found = self.arena.digests(offsets, shares).reshape(-1, shards)
         sound: Bools = (found == self.columns.checksums[at]).all(axis=1)
         return sound
+
+
+def check_size(size_bytes: int, most_bytes: int) -> None:
+    """Before anything is made for a payload. Raises ``Malformed``."""
+    if not 0 < size_bytes <= most_bytes:
+        raise Malformed(f"a payload of {size_bytes} bytes is not taken")

@@ -13,7 +13,17 @@ from kvrelay import channel
 from kvrelay.channel import Channel
 from kvrelay.errors import KvrelayError, Lost, Malformed, Overloaded
 from kvrelay.protocol.client import LinkReport
-from kvrelay.protocol.peer import ArenaFound, Met, Probed, PushClosed, PushDamaged, PushOpen, PushWanted, Taken
+from kvrelay.protocol.peer import (
+    ArenaFound,
+    Met,
+    Probed,
+    PushClosed,
+    PushDamaged,
+    PushNews,
+    PushOpen,
+    PushWanted,
+    Taken,
+)
 from kvrelay.race import until_one_ends
 from kvrelay.store.batch import Batch
 from kvrelay.store.codecs import Codecs
@@ -194,19 +204,23 @@ class Outbound:
                     line.settle(message)
                 case PushDamaged():
                     await self._inspect(message.names)
-                case PushWanted() | PushClosed():
+                case PushWanted() | PushNews() | PushClosed():
                     self._answered(message)
                 case _:
                     raise Malformed(f"a peer answered with {type(message).__name__}")
 
-    def _answered(self, message: PushWanted | PushClosed) -> None:
+    def _answered(self, message: PushWanted | PushNews | PushClosed) -> None:
         push = self._pushes.get(message.transfer)
         if push is None:
             return  # it ended meanwhile
-        if isinstance(message, PushWanted):
-            push.answer(message, self._clock())
-        else:
-            push.problem = push.problem or f"the peer ended it: {message.reason[:MAX_REASON_LENGTH]}"
+        match message:
+            case PushWanted():
+                push.answer(message, self._clock())
+            case PushNews():
+                push.heard(message)
+                self._keeper.transfers.touch(message.transfer, self._clock())
+            case PushClosed():
+                push.problem = push.problem or f"the peer ended it: {message.reason[:MAX_REASON_LENGTH]}"
         self.wake()
 
     async def _inspect(self, names: list[PageName]) -> None:

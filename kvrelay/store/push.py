@@ -12,11 +12,12 @@ import numpy as np
 
 from kvrelay.errors import Malformed
 from kvrelay.policy.codec import BATCH_BYTES
-from kvrelay.protocol.peer import PushOpen, PushPages, PushWanted, Segments
+from kvrelay.protocol.peer import PushNews, PushOpen, PushPages, PushWanted, Segments
 from kvrelay.store.arena import Bools, Ints, SlotState
 from kvrelay.store.batch import Batch, Places, runs_of
 from kvrelay.store.catalog import Catalog
 from kvrelay.store.cohort import Cohort, Portion
+from kvrelay.store.elsewhere import MAX_OFFERS
 from kvrelay.store.page import Page
 from kvrelay.store.passage import Passage
 from kvrelay.store.room import MAX_SLOTS
@@ -25,6 +26,7 @@ from kvrelay.store.shelf import Shelf
 from kvrelay.store.transfers import Transfer
 from kvrelay.types import Codec, PageFormat, PageName
 
+GIVEN_UP = "a page of it was given up by its writer"
 OFFER_PAGES = 256
 """Pages of one question: the peer makes room for the next ones while these are on their way."""
 RAW_BATCH_BYTES = 2 * BATCH_BYTES
@@ -51,6 +53,10 @@ class Push:
         self._pages: dict[int, Page] = {}
         self._fresh: deque[int] = deque()
         self._offers: deque[list[int]] = deque()
+        self._times: Ints = np.zeros(len(transfer.names), np.int64)
+        """How often each page was offered."""
+        self._elsewhere: set[int] = set()
+        """Pages that others are bringing to the peer, held until it tells what became of them."""
         self._cohorts: list[Cohort] = []
         """Of pages that the peer asked for: those of which something is to be sent yet."""
         self._left: Ints = np.full(len(transfer.names), self._arena.format.layers, np.int64)
@@ -87,7 +93,7 @@ class Push:
 
     @property
     def is_done(self) -> bool:
-        """Every page was offered and answered, and every wanted one was sent."""
+        """Every page was offered and answered, every wanted one was sent, and no other one is held for the peer."""
         return not (self._absent or self._pages)
 
     @property
@@ -139,25 +145,47 @@ class Push:
         while self._fresh and len(offer) < OFFER_PAGES and self._pages[self._fresh[0]].shards == shards:
             offer.append(self._fresh.popleft())
         self._offers.append(offer)
+        self._times[offer] += 1
         self.waits_since = now if self.waits_since is None else self.waits_since
         return PushPages(transfer=self.transfer.id, indices=offer, shards=shards)
 
     def answer(self, answer: PushWanted, now: float) -> None:
         """The peer's answer to the oldest open offer; ``slots``: none, or one for each. Raises ``Malformed``."""
         wanted, slots = answer.indices, answer.slots
-        chosen = set(wanted)
+        chosen, elsewhere = set(wanted), set(answer.elsewhere)
         offer = self._offers.popleft() if self._offers else []
         if not offer or not chosen.issubset(offer) or len(chosen) != len(wanted) or len(slots) not in (0, len(wanted)):
             raise Malformed(f"the peer wants pages of {self.transfer.id} that it was not offered")
+        if not elsewhere.issubset(offer) or elsewhere & chosen or (self._times[list(elsewhere)] >= MAX_OFFERS).any():
+            raise Malformed(f"the peer has pages of {self.transfer.id} held that it must not")
         if not all(0 <= ref.slot < MAX_SLOTS and 0 <= ref.generation < 1 << 63 for ref in slots):
             raise Malformed(f"the peer lends slots for {self.transfer.id} that no arena has")
         if answer.codec not in (Codec.RAW, self.proposed):
             raise Malformed(f"the peer wants pages of {self.transfer.id} in a codec that it was not offered")
         self.codec = answer.codec
         self.waits_since = now if self._offers else None
-        self._catalog.pins.release([self._pages.pop(index) for index in offer if index not in chosen])
+        self._elsewhere |= elsewhere
+        self._release([index for index in offer if index not in chosen and index not in elsewhere])
         if wanted:
             self._cohorts.append(Cohort(self._arena, wanted, [self._pages[index] for index in wanted], slots))
+
+    def heard(self, news: PushNews) -> None:
+        """What became of pages that others were bringing to the peer. Raises ``Malformed``."""
+        told = {*news.over, *news.lacking}
+        if not told <= self._elsewhere or len(told) != len(news.over) + len(news.lacking):
+            raise Malformed(f"the peer tells of pages of {self.transfer.id} that are not held for it")
+        self._elsewhere -= told
+        self._release(news.over)
+        self._fresh.extend(news.lacking)
+        if any(self._pages[index].state is SlotState.FAILED for index in news.lacking):
+            self.problem = GIVEN_UP
+
+    def is_elsewhere(self, page: Page) -> bool:
+        """Whether the peer gets it from others, so far."""
+        return self._place_of.get(page.name) in self._elsewhere
+
+    def _release(self, indices: Sequence[int]) -> None:
+        self._catalog.pins.release([self._pages.pop(index) for index in indices])
 
     def next_batch(self, serial: int) -> Batch | None:
         """Layers that came in since the last batch, of pages of equally many shards. They count as sent from now on."""
@@ -227,3 +255,4 @@ class Push:
         self._pages, self._absent, self._cohorts = {}, {}, []
         self._fresh.clear()
         self._offers.clear()
+        self._elsewhere.clear()

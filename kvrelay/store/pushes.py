@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from kvrelay.store.catalog import Catalog
 from kvrelay.store.page import Page
-from kvrelay.store.push import Push
+from kvrelay.store.push import GIVEN_UP, Push
 from kvrelay.store.shelf import Shelf
 from kvrelay.store.transfers import Transfer
 from kvrelay.types import PageName
@@ -55,8 +55,10 @@ class Pushes:
         copy = self._catalog.find(page.name)
         for push, _shelf, wake in self._pushes.values():
             if push.holds(page):
+                if copy is None and push.is_elsewhere(page):
+                    continue  # it may come to the peer without this store
                 if copy is None or not push.replace(page, copy, now):
-                    push.problem = "a page of it was given up by its writer"
+                    push.problem = GIVEN_UP
                 wake()
 
     def fail(self, transfer: Transfer) -> None:

@@ -44,6 +44,8 @@ class Transfer:
     """Pages that are not complete here and may still come."""
     unoffered: set[PageName] = field(default_factory=set)
     """Pages that another store has still to offer: they may come from there, whoever else gives them up."""
+    gone: set[PageName] = field(default_factory=set)
+    """Those of ``unoffered`` that somebody else has given up since they were looked at."""
     is_short: bool = False
     """A page will not come."""
     outcome: Stage | None = None
@@ -51,6 +53,8 @@ class Transfer:
     """What came in for it from another store."""
     let_go: Callable[[], None] = lambda: None
     """Called when it has ended, and when it cannot arrive any more: nothing need be kept for it."""
+    tell: Callable[[], None] = lambda: None
+    """Called when pages came or were given up, and when it has ended."""
 
     def __repr__(self) -> str:
         state = self.outcome or f"{len(self.expected)} of {len(self.names)} pages missing"
@@ -134,15 +138,19 @@ class Transfers:
         for transfer in dict.fromkeys(itertools.chain.from_iterable(waits)):
             transfer.expected.difference_update(names)
             self._settle(transfer, now)
+            transfer.tell()
 
     def page_gone(self, name: PageName, now: float) -> None:
         """A page on its way was given up, and no other copy of it is being made."""
         for transfer in self._awaited.get(name, ()):
-            if name not in transfer.unoffered:
+            if name in transfer.unoffered:
+                transfer.gone.add(name)
+                transfer.tell()
+            else:
                 self.give_up(transfer, (name,), now)
 
     def offered(self, transfer: Transfer, names: Iterable[PageName]) -> None:
-        """Its sender offered these: it sends those that were wanted then, and none again."""
+        """Its sender offered these: it sends those that were wanted then, and offers none again."""
         transfer.unoffered.difference_update(names)
 
     def offers_no_more(self, transfer: Transfer) -> None:
@@ -236,10 +244,11 @@ class Transfers:
     def _close(self, transfer: Transfer, now: float) -> None:
         for name in transfer.expected:
             self._forget_wait(transfer, name)
-        transfer.expected, transfer.unoffered, transfer.names = set(), set(), ()
+        transfer.expected, transfer.unoffered, transfer.gone, transfer.names = set(), set(), set(), ()
         transfer.expires = now + TRANSFER_TTL_S
         transfer.let_go()
-        transfer.let_go = lambda: None  # it is remembered longer than what it passed through
+        transfer.tell()
+        transfer.let_go = transfer.tell = lambda: None  # it is remembered longer than what it passed through
 
     def _await(self, transfer: Transfer) -> None:
         alone = (transfer,)

@@ -13,6 +13,7 @@ from kvrelay.protocol.client import NewPage
 from kvrelay.protocol.feed import TransferEvent
 from kvrelay.protocol.peer import Segments
 from kvrelay.store.arena import SlotState, checksums
+from kvrelay.store.elsewhere import MAX_OFFERS
 from kvrelay.store.incoming import Incoming
 from kvrelay.store.keeper import Keeper
 from kvrelay.store.landing import Landing
@@ -73,7 +74,7 @@ class Receiver:
 
     def receive_all(self, offered: list[int]) -> None:
         """A sender offers these, and sends what is wanted of them."""
-        wanted, _ = self.incoming.want(offered, 1, 0.0)
+        wanted = self.incoming.want(offered, 1, 0.0).pages
         if wanted:
             self.receive(*[(page, layer) for page in wanted for layer in LAYERS])
 
@@ -101,21 +102,21 @@ class Receiver:
 
 def test_a_page_that_is_offered_again_is_pinned_once() -> None:
     receiver = Receiver(2)
-    assert receiver.incoming.want([0, 1], 1, 0.0)[0] == [0, 1]
+    assert receiver.incoming.want([0, 1], 1, 0.0).pages == [0, 1]
     page = receiver.keeper.catalog.find(page_name(0))
     assert page is not None
     receiver.keeper.catalog.fail(page, 0.0)
-    assert receiver.incoming.want([0, 1], 1, 0.0)[0] == []
+    assert receiver.incoming.want([0, 1], 1, 0.0).pages == []
     receiver.end(1.0)
 
 
 def test_room_for_the_rest_of_a_prompt_is_not_made_by_evicting_what_is_here_of_it() -> None:
     receiver = Receiver(6, slots=8)
     receiver.has(0, 1, 2, 10, 11, 12, 13, 14)
-    assert receiver.incoming.want([*range(6)], 1, 0.0)[0] == [3, 4, 5]
+    assert receiver.incoming.want([*range(6)], 1, 0.0).pages == [3, 4, 5]
     assert receiver.states(0, 1, 2) == [SlotState.COMPLETE] * 3
     assert receiver.states(10, 11, 12, 13, 14) == [None] * 3 + [SlotState.COMPLETE] * 2
-    assert receiver.incoming.want([0, 1, 2], 1, 0.0)[0] == []
+    assert receiver.incoming.want([0, 1, 2], 1, 0.0).pages == []
     receiver.end(1.0)
 
 
@@ -123,10 +124,10 @@ def test_pages_that_have_yet_to_be_offered_are_kept_while_room_is_made_for_those
     receiver = Receiver(6, slots=8)
     receiver.has(3, 4, 5, 10, 11, 12, 13, 14)
     receiver.incoming.begin(0.0)
-    assert receiver.incoming.want([0, 1, 2], 1, 0.0)[0] == [0, 1, 2]
+    assert receiver.incoming.want([0, 1, 2], 1, 0.0).pages == [0, 1, 2]
     assert receiver.states(3, 4, 5) == [SlotState.COMPLETE] * 3
     assert receiver.states(10, 11, 12, 13, 14) == [None] * 3 + [SlotState.COMPLETE] * 2
-    assert receiver.incoming.want([3, 4, 5], 1, 0.0)[0] == []
+    assert receiver.incoming.want([3, 4, 5], 1, 0.0).pages == []
     receiver.end(1.0)
 
 
@@ -134,7 +135,7 @@ def test_room_for_the_rest_of_a_prompt_is_not_made_by_evicting_what_was_received
     receiver = Receiver(6, slots=4)
     receiver.incoming.begin(0.0)
     receiver.receive_all([0, 1, 2, 3])
-    assert receiver.incoming.want([4, 5], 1, 0.0)[0] == []
+    assert receiver.incoming.want([4, 5], 1, 0.0).pages == []
     assert receiver.states(0, 1, 2, 3) == [SlotState.COMPLETE] * 4
     assert receiver.stages == [Stage.FAILED]
     receiver.end(1.0)
@@ -146,7 +147,7 @@ def test_a_push_that_arrives_has_all_its_pages_whatever_room_another_wants_meanw
     receiver.receive_all([0, 1, 2])
     other = receiver.push("u", range(50, 55))
     other.begin(0.0)
-    assert other.want([0, 1], 1, 0.0)[0] == [0, 1]
+    assert other.want([0, 1], 1, 0.0).pages == [0, 1]
     receiver.receive_all([3])
     assert receiver.stages == [Stage.ARRIVED]
     assert receiver.states(0, 1, 2, 3) == [SlotState.COMPLETE] * 4
@@ -160,10 +161,10 @@ def test_of_two_pushes_that_share_a_full_store_the_one_that_gives_up_makes_room_
     receiver.receive_all([0, 1, 2])
     other = receiver.push("u", range(50, 55))
     other.begin(0.0)
-    assert other.want([0, 1, 2], 1, 0.0)[0] == [0, 1, 2]
-    assert receiver.incoming.want([3], 1, 0.0)[0] == []
+    assert other.want([0, 1, 2], 1, 0.0).pages == [0, 1, 2]
+    assert receiver.incoming.want([3], 1, 0.0).pages == []
     assert receiver.stages == [Stage.FAILED]
-    assert other.want([3, 4], 1, 0.0)[0] == [3, 4]
+    assert other.want([3, 4], 1, 0.0).pages == [3, 4]
     receiver.incoming.end("", 0.0)
     receiver.incoming = other
     receiver.receive(*[(page, layer) for page in range(5) for layer in LAYERS])
@@ -190,7 +191,7 @@ def test_the_copy_that_came_in_place_of_one_that_was_given_up_is_kept_and_the_ot
     receiver.keeper.leave(other, 0.0, quarantine_s=0)
     assert given_up.pins == 1
     receiver.has(0)
-    assert receiver.incoming.want([0], 1, 0.0)[0] == []
+    assert receiver.incoming.want([0], 1, 0.0).pages == []
     found = receiver.keeper.catalog.find(page_name(0))
     assert found is not None
     assert (given_up.pins, found.pins) == (0, 1)
@@ -208,11 +209,54 @@ def test_a_page_that_another_gave_up_comes_from_the_sender_that_has_yet_to_offer
     receiver.end(0.0)
 
 
-def test_a_page_that_another_gave_up_does_not_come_after_the_sender_was_told_to_keep_it() -> None:
+def test_a_page_that_another_gave_up_is_asked_for_again_from_the_sender_that_holds_it() -> None:
+    receiver = Receiver(3)
+    other = receiver.somebody_fills(1)
+    assert receiver.incoming.want([0, 1, 2], 1, 0.0).elsewhere == [1]
+    receiver.receive(*[(page, layer) for page in (0, 2) for layer in LAYERS])
+    assert receiver.incoming.news() == ([], [])
+    receiver.keeper.leave(other, 0.0, quarantine_s=0)
+    assert receiver.stages == []
+    assert receiver.incoming.news() == ([], [1])
+    receiver.receive_all([1])
+    assert receiver.stages == [Stage.ARRIVED]
+    assert receiver.incoming.news() == ([], [])
+    receiver.end(0.0)
+
+
+def test_a_page_that_another_brought_is_held_no_longer() -> None:
+    receiver = Receiver(2)
+    receiver.somebody_fills(1)
+    receiver.receive_all([0, 1])
+    page = receiver.keeper.catalog.find(page_name(1))
+    assert page is not None
+    for layer in LAYERS:
+        page.shelf.arena.publish(page.ref, layer, 0)
+    receiver.keeper.progress(0.0)
+    assert receiver.stages == [Stage.ARRIVED]
+    assert receiver.incoming.news() == ([1], [])
+    receiver.end(0.0)
+
+
+def test_nothing_is_held_for_a_push_that_has_failed() -> None:
     receiver = Receiver(2)
     other = receiver.somebody_fills(1)
     receiver.receive_all([0, 1])
+    receiver.keeper.transfers.fail(receiver.incoming.transfer, "planted", 0.0)
     receiver.keeper.leave(other, 0.0, quarantine_s=0)
+    assert receiver.incoming.news() == ([1], [])
+    receiver.end(0.0)
+
+
+def test_a_page_whose_bringers_keep_dying_is_given_up() -> None:
+    receiver = Receiver(2)
+    receiver.receive_all([0])
+    for offer in range(MAX_OFFERS):
+        other = receiver.somebody_fills(1)
+        is_held = offer < MAX_OFFERS - 1
+        assert receiver.incoming.want([1], 1, 0.0).elsewhere == ([1] if is_held else [])
+        receiver.keeper.leave(other, 0.0, quarantine_s=0)
+        assert receiver.incoming.news() == ([], [1] if is_held else [])
     assert receiver.stages == [Stage.FAILED]
     receiver.end(0.0)
 
@@ -259,7 +303,7 @@ def test_a_page_that_is_given_up_between_two_pieces_of_a_batch_is_not_published(
 ) -> None:
     monkeypatch.setattr("kvrelay.store.landing.PIECE_BYTES", SEGMENT)
     receiver = Receiver(1)
-    _, (ref,) = receiver.incoming.want([0], 1, 0.0)
+    (ref,) = receiver.incoming.want([0], 1, 0.0).slots
     landing = receiver.land(*[(0, layer) for layer in LAYERS], damaged=[(0, 0)])
     pieces = list(landing.pieces())
     assert receiver.incoming.verify(landing, pieces[0], 0.0) == [0]
