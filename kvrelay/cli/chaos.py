@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import msgspec
 import typer
 
-from kvrelay.cli.terminal import INTERRUPTED, console, reported, run
+from kvrelay.cli.terminal import INTERRUPTED, console, errors, reported, run
+from kvrelay.deploy.chaos.mending import Unmended
 from kvrelay.deploy.key import read_key
 from kvrelay.errors import Misconfigured
 from kvrelay.protocol.engine import engine_key
@@ -81,6 +82,9 @@ def chaos(
     error that says so. Clients go away or stop reading in any case. At the end everything is mended, and nothing may be
     held anywhere. Ends with status 1 when an answer was wrong or hung, or something is held.
 
+    However it ends, Ctrl-C and SIGTERM included, it tries to mend each thing that it broke, and waits 20 s for one at
+    most. What cannot be mended is named, with what mends it by hand, and the status is 1.
+
     Example:  kvrelay chaos --port 7090 --key-file key --events 200
     """
     from kvrelay.deploy.chaos.run import ChaosPlan
@@ -92,12 +96,14 @@ def chaos(
         events=events, streams=streams, every_s=every_s, seed=random.randrange(1 << 31) if seed is None else seed
     )
     console.print(f"seed {plan.seed}: {events} events, {streams} streams")
-    said: list[Outcome] = []
-    if run(_wreak(url, api_key, key, ways, plan, said)):
-        raise typer.Exit(INTERRUPTED)
-    _show(said[0])
-    if not said[0].is_good:
+    witness = _Witness()
+    stopped = run(_wreak(url, api_key, key, ways, plan, witness), _announce_mending)
+    if witness.outcome is not None:
+        _show(witness.outcome)
+    if witness.broken or (witness.outcome is not None and not witness.outcome.is_good):
         raise typer.Exit(1)
+    if stopped:
+        raise typer.Exit(INTERRUPTED)
 
 
 class _Ways(NamedTuple):
@@ -124,7 +130,7 @@ def _key(ways: _Ways, file: Path | None) -> bytes:
     return read_key(file) if file is not None else b""
 
 
-async def _wreak(url: str, api_key: str, key: bytes, ways: _Ways, plan: ChaosPlan, said: list[Outcome]) -> None:
+async def _wreak(url: str, api_key: str, key: bytes, ways: _Ways, plan: ChaosPlan, witness: _Witness) -> None:
     import aiohttp
 
     from kvrelay.deploy.chaos.run import wreak
@@ -133,7 +139,7 @@ async def _wreak(url: str, api_key: str, key: bytes, ways: _Ways, plan: ChaosPla
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     async with aiohttp.ClientSession(headers=headers, connector=aiohttp.TCPConnector(limit=0)) as http:
         victims = Together(list(_victims(http, key, ways)))
-        said.append(await wreak(http, url.rstrip("/"), victims, plan, _tell))
+        witness.outcome = await wreak(http, url.rstrip("/"), victims, plan, witness.hear)
 
 
 def _victims(http: aiohttp.ClientSession, key: bytes, ways: _Ways) -> Iterator[Victims]:
@@ -160,9 +166,24 @@ def _victims(http: aiohttp.ClientSession, key: bytes, ways: _Ways) -> Iterator[V
         yield ArenaVictims(ways.arenas, key)
 
 
-def _tell(event: Event) -> None:
-    who = f"{event.target} for {event.lasts_s:.1f} s" if event.target else "a client"
-    console.print(f"{event.number:5}  {event.deed} {who}", markup=False)
+class _Witness:
+    """Says what happens, and remembers how it ended."""
+
+    def __init__(self) -> None:
+        self.outcome: Outcome | None = None
+        self.broken: list[Unmended] = []
+
+    def hear(self, told: Event | Unmended) -> None:
+        if isinstance(told, Unmended):
+            self.broken.append(told)
+            errors.print(str(told), style="bold red", markup=False, soft_wrap=True)
+        else:
+            who = f"{told.target} for {told.lasts_s:.1f} s" if told.target else "a client"
+            console.print(f"{told.number:5}  {told.deed} {who}", markup=False)
+
+
+def _announce_mending() -> None:
+    console.print("Stopping: what is broken is mended first ...")
 
 
 def _show(outcome: Outcome) -> None:

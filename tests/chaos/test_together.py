@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvrelay.deploy.chaos.mending import Unmended
 from kvrelay.deploy.chaos.script import Deed, Target
 from kvrelay.deploy.chaos.victims import Together
 
@@ -25,8 +26,9 @@ class Kind:
     async def mend(self, name: str) -> None:
         self.asked.append(f"mend {name}")
 
-    async def end(self) -> None:
+    async def end(self) -> list[Unmended]:
         self.asked.append("end")
+        return []
 
 
 async def test_who_can_suffer_in_two_ways_is_one_target_and_is_mended_by_whom_it_was_hurt() -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
+from kvrelay.deploy.chaos.mending import Unmended, mend_each
 from kvrelay.deploy.chaos.script import Deed, Target
 from kvrelay.errors import Lost
 from kvrelay.store.client import StoreClient
@@ -34,18 +35,18 @@ class ArenaVictims:
     async def begin(self) -> None: ...
 
     async def hurt(self, name: str, deed: Deed) -> None:
+        if name in self._hogs:
+            raise Lost(f"the store at {name} is full already")
         hog = StoreClient(self._sockets[name], self._key, owner="chaos/0", format=_FORMAT, grant_slots=_MOST_SLOTS)
         self._hogs[name] = hog
         hog.start()
         if not await asyncio.to_thread(hog.wait_attached, _ATTACH_S):
-            await self.mend(name)
             raise Lost(f"no store answers at {name}: {hog.problem}")
 
     async def mend(self, name: str) -> None:
-        hog = self._hogs.pop(name, None)
-        if hog is not None:
-            await asyncio.to_thread(hog.close)
+        if name in self._hogs:
+            await asyncio.to_thread(self._hogs[name].close)
+            del self._hogs[name]
 
-    async def end(self) -> None:
-        for name in list(self._hogs):
-            await self.mend(name)
+    async def end(self) -> list[Unmended]:
+        return await mend_each(self._hogs, self.mend, lambda name: f"start the store at {name} again")

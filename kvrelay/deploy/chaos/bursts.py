@@ -39,5 +39,5 @@ class Bursts:
     async def end(self) -> None:
         """The network is whole. Raises ``Lost``."""
         self._over.set()
-        await self._task  # not cancelled: a cut that is under way would come after what mends it
+        await asyncio.shield(self._task)  # not cancelled: a cut that is under way would come after what mends it
         await self._cut(False)

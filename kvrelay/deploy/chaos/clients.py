@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from types import TracebackType
 from typing import Any
 
 import aiohttp
@@ -45,7 +46,7 @@ def questions(count: int, seed: int, *, words: tuple[int, int], tokens: tuple[in
 
 
 class Clients:
-    """``streams`` at a time. Use ``learn``, then ``run``."""
+    """``streams`` at a time. Use ``learn``, then ``start`` inside of its block."""
 
     def __init__(self, http: aiohttp.ClientSession, url: str, asked: list[Question], *, hung_s: float) -> None:
         """``hung_s``: an answer of which nothing comes for so long hangs."""
@@ -57,6 +58,7 @@ class Clients:
         self._answers: dict[int, str] = {}
         self._running: dict[asyncio.Task[Seen], tuple[Question, _Reading]] = {}
         self._model = ""
+        self._asking: asyncio.Task[None] | None = None
         self.tally = Tally()
         self.stopped = False
         """No new request begins."""
@@ -88,8 +90,27 @@ class Clients:
         text: str = msgspec.json.decode(answer)["choices"][0]["text"]
         return text
 
-    async def run(self, streams: int, seed: int, ramp_s: float = 0.0) -> None:
-        """Ask until ``stopped``; all are there after ``ramp_s``."""
+    async def __aenter__(self) -> Clients:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """All that was begun is answered, unless an error came first."""
+        if self._asking is None:
+            return
+        try:
+            if error is None:
+                await self._asking
+        finally:
+            self._asking.cancel()
+            await asyncio.gather(self._asking, return_exceptions=True)
+
+    def start(self, streams: int, seed: int, ramp_s: float = 0.0) -> None:
+        """Ask from now on until ``stopped``; all are there after ``ramp_s``."""
+        self._asking = asyncio.create_task(self._run(streams, seed, ramp_s))
+
+    async def _run(self, streams: int, seed: int, ramp_s: float) -> None:
         dice = [random.Random(f"{seed}/{number}") for number in range(streams)]
         await asyncio.gather(*(self._client(each, ramp_s * at / streams) for at, each in enumerate(dice)))
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 from pathlib import Path
 
+from kvrelay.deploy.chaos.mending import Unmended, mend_each
 from kvrelay.deploy.chaos.script import Deed, Target
 from kvrelay.errors import Lost, Misconfigured
 
@@ -47,10 +49,13 @@ class DiskVictims:
             os.close(descriptor)
 
     async def mend(self, name: str) -> None:
-        self._file.unlink(missing_ok=True)
+        try:
+            self._file.unlink(missing_ok=True)
+        except OSError as error:
+            raise Lost(f"{self._file} cannot be removed: {error.strerror}") from error
 
-    async def end(self) -> None:
-        self._file.unlink(missing_ok=True)
+    async def end(self) -> list[Unmended]:
+        return await mend_each([str(self._file.parent)], self.mend, lambda _: f"rm -f {shlex.quote(str(self._file))}")
 
 
 def _fill(descriptor: int, free_bytes: int) -> None:

@@ -7,6 +7,8 @@ import re
 
 import aiohttp
 
+from kvrelay.errors import Lost
+
 ZERO = ("kvrelay_in_flight", "kvrelay_waiting", "kvrelay_prefill_queued_tokens", "kvrelay_decode_sequences",
         "kvrelay_decode_kv_tokens")  # fmt: skip
 """Gauges of the router that must be 0 at rest."""
@@ -20,11 +22,18 @@ async def held(http: aiohttp.ClientSession, url: str, within_s: float) -> list[s
     """Metric lines that are not 0, and stay so for ``within_s``: a lease's time."""
     end_s = asyncio.get_running_loop().time() + within_s
     while True:
-        async with http.get(f"{url}/metrics") as response:
-            lines = [line for line in (await response.text()).splitlines() if _is_held(line)]
+        lines = [line for line in (await _metrics(http, url)).splitlines() if _is_held(line)]
         if not lines or asyncio.get_running_loop().time() > end_s:
             return lines
         await asyncio.sleep(_POLL_S)
+
+
+async def _metrics(http: aiohttp.ClientSession, url: str) -> str:
+    try:
+        async with http.get(f"{url}/metrics") as response:
+            return await response.text()
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise Lost(f"{url}/metrics does not answer ({error}): whether anything is held is not known") from error
 
 
 def _is_held(line: str) -> bool:

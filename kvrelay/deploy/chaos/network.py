@@ -13,6 +13,7 @@ import msgspec
 import psutil
 
 from kvrelay.deploy.chaos.bursts import Bursts
+from kvrelay.deploy.chaos.mending import Unmended, mend_each
 from kvrelay.deploy.chaos.processes import ProcessVictims, members
 from kvrelay.deploy.chaos.script import Deed, Target
 from kvrelay.errors import Lost, Misconfigured
@@ -49,23 +50,27 @@ class NetworkVictims:
     async def begin(self) -> None: ...
 
     async def hurt(self, name: str, deed: Deed) -> None:
-        devices = self._cut[name] = await self._devices(name)
+        devices = await self._devices(name)
+        self._cut[name] = [*self._cut.get(name, ()), *devices]
         if deed is Deed.LOSS:
-            self._bursts[name] = Bursts(lambda cut: _set(devices, "down" if cut else "up"))
+            self._bursts[name] = Bursts(lambda cut: _set(devices, "down") if cut else _mend(devices))
             return
         await _set(devices, "down")
         if deed is Deed.HALF_OPEN:
             await self._processes.hurt(name, Deed.KILL)
 
     async def mend(self, name: str) -> None:
-        bursts = self._bursts.pop(name, None)
-        if bursts is not None:
-            await bursts.end()
-        await _set(self._cut.pop(name, []), "up")
+        if name in self._bursts:
+            await self._bursts[name].end()
+            del self._bursts[name]
+        await _mend(self._cut.get(name, ()))
+        self._cut.pop(name, None)
 
-    async def end(self) -> None:
-        for name in list(self._cut):
-            await self.mend(name)
+    async def end(self) -> list[Unmended]:
+        return await mend_each(self._cut, self.mend, self._by_hand)
+
+    def _by_hand(self, name: str) -> str:
+        return "; ".join(f"ip link set dev {device} up" for device in dict.fromkeys(self._cut[name]))
 
     async def _devices(self, name: str) -> list[str]:
         """This side's devices of the links of ``name``. Raises ``Lost``."""
@@ -102,9 +107,18 @@ async def _links(*inside: str) -> list[dict[str, Any]]:
     return links
 
 
+async def _mend(devices: Sequence[str]) -> None:
+    """Those that are there: others went with their namespace, and what comes in their place is whole."""
+    there = {link["ifname"] for link in await _links()} if devices else set()
+    await _set([device for device in dict.fromkeys(devices) if device in there], "up")
+
+
 async def _set(devices: Sequence[str], state: str) -> None:
-    for device in devices:
-        await _run("ip", "link", "set", "dev", device, state)
+    """Raises ``Lost`` after all of them were tried."""
+    tries = (_run("ip", "link", "set", "dev", device, state) for device in devices)
+    for answer in await asyncio.gather(*tries, return_exceptions=True):
+        if isinstance(answer, BaseException):
+            raise answer
 
 
 async def _run(*words: str) -> bytes:

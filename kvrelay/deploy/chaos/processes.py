@@ -3,13 +3,13 @@ touch another user's."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 from collections.abc import Iterable, Sequence
 
 import psutil
 
+from kvrelay.deploy.chaos.mending import Unmended, mend_each
 from kvrelay.deploy.chaos.script import Deed, Target
 from kvrelay.errors import Lost
 
@@ -40,13 +40,18 @@ class ProcessVictims:
             raise Lost(f"no process is called {name} at the moment")
         tree += tree[0].children(recursive=True)
         if deed is Deed.STOP:
-            self._stopped[name] = tree
+            self._stopped[name] = [*self._stopped.get(name, ()), *tree]
         _signal(tree, signal.SIGSTOP if deed is Deed.STOP else signal.SIGKILL)
 
     async def mend(self, name: str) -> None:
-        _signal(self._stopped.pop(name, []), signal.SIGCONT)
+        _signal(self._stopped.get(name, ()), signal.SIGCONT)
+        self._stopped.pop(name, None)
 
-    async def end(self) -> None: ...
+    async def end(self) -> list[Unmended]:
+        return await mend_each(self._stopped, self.mend, self._by_hand)
+
+    def _by_hand(self, name: str) -> str:
+        return " ".join(("kill -CONT", *(str(process.pid) for process in self._stopped[name])))
 
 
 def members() -> Iterable[tuple[str, str, psutil.Process]]:
@@ -67,6 +72,14 @@ def _option(words: list[str], flag: str) -> str:
 
 
 def _signal(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
+    """Raises ``Lost`` after all of them were tried."""
+    refused = []
     for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):  # it ended meanwhile
+        try:
             process.send_signal(number)
+        except psutil.NoSuchProcess:
+            pass  # it ended meanwhile
+        except psutil.Error as error:
+            refused.append(str(error))
+    if refused:
+        raise Lost(f"{number.name} was refused: {', '.join(refused)}")

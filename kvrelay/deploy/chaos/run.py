@@ -12,6 +12,7 @@ import aiohttp
 
 from kvrelay.deploy.chaos.clients import Clients, questions
 from kvrelay.deploy.chaos.leaks import held
+from kvrelay.deploy.chaos.mending import Unmended, in_time, to_its_end
 from kvrelay.deploy.chaos.script import OF_CLIENTS, Deed, Event, Script
 from kvrelay.deploy.chaos.victims import Victims
 from kvrelay.errors import Lost
@@ -52,11 +53,13 @@ class Outcome(Value, frozen=True, kw_only=True):
     held: list[str]
     """Metrics that show something held, at rest."""
     failures: list[str]
+    broken: list[str]
+    """What could not be mended."""
 
     @property
     def is_good(self) -> bool:
-        """No answer was wrong, none hung, nothing is held."""
-        return not self.failures and not self.held
+        """No answer was wrong, none hung, nothing is held or still broken."""
+        return not self.failures and not self.held and not self.broken
 
 
 async def wreak(
@@ -64,29 +67,28 @@ async def wreak(
     url: str,
     victims: Victims,
     plan: ChaosPlan,
-    told: Callable[[Event], None] = lambda event: None,
+    told: Callable[[Event | Unmended], None] = lambda event: None,
 ) -> Outcome:
-    """Break the cluster at ``url``; ``told`` hears of each event. Raises ``Lost`` when it does not serve."""
+    """Break the cluster at ``url``; ``told`` hears of each event, and of whatever is broken at the end. However this
+    ends, each thing that was broken was tried to be mended. Raises ``Lost`` when it does not serve."""
     asked = questions(plan.questions, plan.seed, words=plan.words, tokens=plan.tokens)
     clients = Clients(http, url, asked, hung_s=plan.hung_s)
     targets = await victims.targets()
     await clients.learn()
     script = Script(targets, plan.seed, every_s=plan.every_s, lasts_s=plan.lasts_s)
-    await victims.begin()
-    asking = asyncio.create_task(clients.run(plan.streams, plan.seed, plan.ramp_s))
-    breaker = Breaker(victims, clients, random.Random(plan.seed))
-    try:
-        await asyncio.sleep(plan.ramp_s)
-        for _ in range(plan.events):
-            event = script.next()
-            await asyncio.sleep(event.after_s)
-            told(event)
-            await breaker.do(event)
-    finally:
-        clients.stopped = True
-        await breaker.mend_all()
-        await victims.end()
-    await asking
+    breaker = Breaker(victims, clients, random.Random(plan.seed), told)
+    async with clients:
+        try:
+            await victims.begin()
+            clients.start(plan.streams, plan.seed, plan.ramp_s)
+            await asyncio.sleep(plan.ramp_s)
+            for _ in range(plan.events):
+                event = script.next()
+                await asyncio.sleep(event.after_s)
+                told(event)
+                await breaker.do(event)
+        finally:
+            await to_its_end(breaker.end())
     kinds = {target.name: target.kind for target in targets}
     tally = clients.tally
     return Outcome(
@@ -97,6 +99,7 @@ async def wreak(
         longest_pause_s={f"p{100 * share:g}": round(tally.pause_s(share), 3) for share in (0.5, 0.9, 0.99, 1.0)},
         held=await held(http, url, plan.rest_s),
         failures=tally.failures,
+        broken=[str(each) for each in breaker.broken],
     )
 
 
@@ -112,11 +115,18 @@ def _label(event: Event, kinds: dict[str, str]) -> str:
 class Breaker:
     """Does events, and undoes each when its time is over."""
 
-    def __init__(self, victims: Victims, clients: Clients, dice: random.Random) -> None:
+    def __init__(
+        self, victims: Victims, clients: Clients, dice: random.Random, told: Callable[[Unmended], None]
+    ) -> None:
+        """``told`` hears of what is still broken after the end."""
         self._victims = victims
         self._clients = clients
         self._dice = dice
-        self._mending: dict[str, asyncio.Task[None]] = {}
+        self._told = told
+        self._over = asyncio.Event()
+        self._mending: set[asyncio.Task[None]] = set()
+        self.broken: list[Unmended] = []
+        """After the end."""
         self.done: list[Event] = []
         self.streams: list[int] = []
         """Requests that were underway at each event."""
@@ -131,10 +141,15 @@ class Breaker:
             if self._to_a_client(event):
                 self.done.append(event)
             return
-        with contextlib.suppress(Lost):
+        try:
             await self._victims.hurt(event.target, event.deed)
-            self.done.append(event)
-            self._mending[event.target] = asyncio.create_task(self._mend_later(event))
+        except Lost:
+            await self._mend(event.target)  # what was done of it before
+            return
+        self.done.append(event)
+        mending = asyncio.create_task(self._mend_later(event))
+        self._mending.add(mending)
+        mending.add_done_callback(self._mending.discard)
 
     def _to_a_client(self, event: Event) -> bool:
         if event.deed is Deed.SLOW_READER:
@@ -142,15 +157,20 @@ class Breaker:
         return self._clients.cancel_one(self._dice)
 
     async def _mend_later(self, event: Event) -> None:
-        await asyncio.sleep(event.lasts_s)
-        with contextlib.suppress(Lost):
-            await self._victims.mend(event.target)
-            self._mending.pop(event.target, None)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(event.lasts_s):
+                await self._over.wait()
+        await self._mend(event.target)
 
-    async def mend_all(self) -> None:
-        """Nothing stays broken."""
-        broken, self._mending = self._mending, {}
-        for name, mending in broken.items():
-            mending.cancel()
-            await asyncio.gather(mending, return_exceptions=True)
-            await self._victims.mend(name)
+    async def _mend(self, name: str) -> None:
+        with contextlib.suppress(Lost):  # it is tried again at the end
+            await in_time(self._victims.mend(name))
+
+    async def end(self) -> None:
+        """Nothing stays broken, or ``told`` hears of it. Nobody is cancelled in the middle of a mend."""
+        self._clients.stopped = True
+        self._over.set()
+        await asyncio.gather(*self._mending, return_exceptions=True)
+        self.broken = await self._victims.end()
+        for each in self.broken:
+            self._told(each)

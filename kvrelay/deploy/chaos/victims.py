@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import urllib.parse
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -9,6 +11,7 @@ import aiohttp
 import msgspec
 
 from kvrelay.deploy.chaos.bursts import Bursts
+from kvrelay.deploy.chaos.mending import Unmended, mend_each
 from kvrelay.deploy.chaos.script import Deed, Target
 from kvrelay.deploy.mock.faults import Faults
 from kvrelay.errors import Lost
@@ -27,10 +30,10 @@ class Victims(Protocol):
         """Raises ``Lost`` when it is not there."""
 
     async def mend(self, name: str) -> None:
-        """Undo that. Raises ``Lost``."""
+        """Undo that, also what was done in part. Raises ``Lost``; ``end`` tries again then."""
 
-    async def end(self) -> None:
-        """Everything is mended. Raises ``Lost``."""
+    async def end(self) -> list[Unmended]:
+        """Everything is mended that can be; the rest."""
 
 
 class Together:
@@ -67,9 +70,9 @@ class Together:
         if name in self._hurt:
             await self._hurt[name].mend(name)
 
-    async def end(self) -> None:
-        for victims in self._kinds:
-            await victims.end()
+    async def end(self) -> list[Unmended]:
+        left = await asyncio.gather(*(victims.end() for victims in self._kinds))
+        return [each for of_kind in left for each in of_kind]
 
 
 SUFFERED = {
@@ -98,6 +101,8 @@ class MockVictims:
         self._targets: dict[str, Target] = {}
         self._hurt: dict[str, Deed] = {}
         self._bursts: dict[str, Bursts] = {}
+        self._given: set[str] = set()
+        """Who may not be as it was found."""
 
     def __repr__(self) -> str:
         return f"<MockVictims at {self._url}, {self._hurt}>"
@@ -121,16 +126,23 @@ class MockVictims:
             await self._suffer(name, SUFFERED[deed])
 
     async def mend(self, name: str) -> None:
-        deed, bursts = self._hurt.pop(name, None), self._bursts.pop(name, None)
-        if bursts is not None:
-            await bursts.end()
-        if deed is Deed.HALF_OPEN:
-            await self.give(name, Faults(dead=True))
-        await self.give(name, self._usual(name))
+        await self._heal(name, self._usual(name))
 
-    async def end(self) -> None:
-        for name in self._targets:
-            await self.give(name, Faults())
+    async def end(self) -> list[Unmended]:
+        port = urllib.parse.urlsplit(self._url).port
+        by_hand = f"none --port {port} --key-file KEY"
+        return await mend_each(
+            self._given, lambda name: self._heal(name, Faults()), lambda name: f"kvrelay fault {name} {by_hand}"
+        )
+
+    async def _heal(self, name: str, then: Faults) -> None:
+        if name in self._bursts:
+            await self._bursts[name].end()
+            del self._bursts[name]
+        if self._hurt.get(name) is Deed.HALF_OPEN:
+            await self.give(name, Faults(dead=True))
+        await self.give(name, then)
+        self._hurt.pop(name, None)
 
     def _usual(self, name: str) -> Faults:
         target = self._targets.get(name)
@@ -141,13 +153,16 @@ class MockVictims:
 
     async def give(self, name: str, faults: Faults) -> None:
         """These faults and no others. Raises ``Lost``."""
+        self._given.add(name)
         await self._ask("PUT", f"/{name}/faults", msgspec.json.encode(faults))
+        if faults == Faults():
+            self._given.discard(name)
 
     async def _ask(self, method: str, path: str, body: bytes | None = None) -> Any:
         try:
             async with self._http.request(method, self._url + path, data=body, headers=self._headers) as response:
                 answer = await response.read()
-        except aiohttp.ClientError as error:
+        except (aiohttp.ClientError, TimeoutError) as error:
             raise Lost(f"no mock workers answer at {self._url}: {error}") from error
         if response.status != 200:
             raise Lost(f"the mock workers answer {response.status}: {answer.decode(errors='replace')[:200]}")
