@@ -33,7 +33,9 @@ def drain(
         typer.Option(help="After so many seconds streams go on at other workers.", min=0, show_default=False),
     ] = None,
     undo: Annotated[bool, typer.Option("--undo", help="Give it work again.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Also the last worker that writes answers.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also the last worker that can be given answers to write.")
+    ] = False,
 ) -> None:
     """Give a worker no new work and wait until it has none: then it can be stopped, and nobody misses it.
 
@@ -41,6 +43,9 @@ def drain(
     needed. With --deadline-s, streams that run longer go on at other workers, from their pages: their clients notice a
     short pause at most. Ends with status 0 when the worker is empty, with 1 when something is left that cannot move; it
     is draining all the same. It gets work again once it is started anew, or with --undo.
+
+    The last worker that can be given answers to write is not drained without --force: one whose circuit breaker is not
+    closed, that is draining, silent or not healthy does not count as another.
 
     Example:  kvrelay drain decode-0 --key-file key --router 10.0.0.1:7080
     """

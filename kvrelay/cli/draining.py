@@ -67,11 +67,23 @@ class Routers:
             link.close()
 
     async def drain(self, worker: str, *, undo: bool = False, force: bool = False) -> Said:
-        """Give ``worker`` no new work, or work again. Raises ``Lost``, ``Refused``, ``Malformed``."""
+        """Give ``worker`` no new work, or work again. Raises ``Lost``, ``Refused``, ``Malformed``.
+
+        Of several routers one may refuse what others do: it has seen other workers fail. Then it is undone there.
+        """
         order = DrainWorker(worker=worker, undo=undo, force=force)
-        said = await self._ask_all(order)
+        try:
+            said = await self._ask_all(order)
+        except Refused:
+            if not undo:
+                await self._take_back(worker)
+            raise
         self._order = order
         return said
+
+    async def _take_back(self, worker: str) -> None:
+        order = DrainWorker(worker=worker, undo=True)
+        await asyncio.gather(*(self._ask(each, order) for each in self._addresses), return_exceptions=True)
 
     async def remaining(self, worker: str) -> Said:
         """What ``worker`` still does. Raises ``Lost``, ``Refused``, ``Malformed``."""
@@ -82,8 +94,12 @@ class Routers:
         return await self._ask_all(HandOver(worker=worker))
 
     async def _ask_all(self, message: AskRemaining | DrainWorker | HandOver) -> Said:
-        answers = await asyncio.gather(*(self._ask(address, message) for address in self._addresses))
-        return Said(message.worker, answers)
+        asked = (self._ask(address, message) for address in self._addresses)
+        answers = await asyncio.gather(*asked, return_exceptions=True)  # none is given up in the middle
+        refusals = [answer for answer in answers if isinstance(answer, BaseException)]
+        if refusals:
+            raise next((each for each in refusals if isinstance(each, Refused)), refusals[0])
+        return Said(message.worker, [answer for answer in answers if isinstance(answer, Remaining)])
 
     async def _ask(self, address: str, message: Message) -> Remaining:
         if self._order is None:

@@ -87,7 +87,7 @@ class Brain:
         self.door = Door(self.fleet, self.loads, self.experience, breakers, limits or Limits())
         self._decode_orders = DecodeOrders(self.fleet)
         self._flights: dict[str, Flight] = {}
-        self.drains = Drains(self.fleet, self.loads, self._flights)
+        self.drains = Drains(self.fleet, breakers, self.loads, self._flights)
         known = self.fleet, self.index, self._holdings, self.loads, self.experience, self._flights
         self.copies = Copies(*known, replicate_share)
         self.waits = PrefixWaits(self.prefixes, self._launcher, self._flights, self._dispatch_if_ready)

@@ -3,12 +3,14 @@ must never take away an answer that nobody else could write on."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from kvrelay.errors import Refused
+from kvrelay.fleet.breakers import Breakers
 from kvrelay.fleet.flight import AbandonDecode, Flight, LegState, PromptLeg
 from kvrelay.fleet.loads import Loads
 from kvrelay.fleet.workers import Fleet, Member
+from kvrelay.policy.breaker import State
 from kvrelay.protocol.operator import Remaining
 from kvrelay.types import Drain, WorkerInfo
 
@@ -16,8 +18,9 @@ from kvrelay.types import Drain, WorkerInfo
 class Drains:
     """The view of one router: others have requests of their own at the same workers."""
 
-    def __init__(self, fleet: Fleet, loads: Loads, flights: Mapping[str, Flight]) -> None:
+    def __init__(self, fleet: Fleet, breakers: Breakers, loads: Loads, flights: Mapping[str, Flight]) -> None:
         self._fleet = fleet
+        self._breakers = breakers
         self._loads = loads
         self._flights = flights
 
@@ -26,12 +29,14 @@ class Drains:
         return f"<Drains of {', '.join(names) or 'nobody'}>"
 
     def begin(self, name: str, now: float, *, force: bool = False) -> None:
-        """Give ``name`` no new work. Raises ``Refused`` when nobody else writes answers, unless forced."""
+        """Give ``name`` no new work. Raises ``Refused`` when nobody else could be given it, unless forced."""
         member = self._known(name)
-        if not (force or member.draining) and member.info.role.decodes and not self._others(member.info, now):
+        if not (force or member.draining) and member.info.role.decodes and not self._is_spared(member.info, now):
+            others = ", ".join(f"{other.info.name} {self._why_not(other, now)}" for other in self._beside(member.info))
             raise Refused(
-                f"{name} is the only ready worker that writes answers of {member.info.model}: start another one first, "
-                "or add --force and let its clients wait"
+                f"{name} is the last worker that can be given answers of {member.info.model} to write "
+                f"({others or 'there is no other'}): mend one or start another one first, or add --force and let its "
+                "clients wait"
             )
         self._order(member, True)
 
@@ -60,7 +65,7 @@ class Drains:
     def hand_over(self, name: str, now: float) -> list[AbandonDecode]:
         """The streams that ``name`` writes go on elsewhere, from their pages. Raises ``Refused``."""
         member = self._known(name)
-        if not member.draining or not self._others(member.info, now):
+        if not member.draining or not self._is_spared(member.info, now):
             return []
         return [
             AbandonDecode(request_id=flight.request_id, reason="drained", if_resumable=True)
@@ -88,9 +93,27 @@ class Drains:
             raise Refused(f"no worker is called {name[:100]!r}; this router knows {known}")
         return member
 
-    def _others(self, worker: WorkerInfo, now: float) -> bool:
-        ready = self._fleet.serving(worker.model, now)
-        return any(other.role.decodes and other.name != worker.name for other in ready)
+    def _is_spared(self, worker: WorkerInfo, now: float) -> bool:
+        """Whether somebody else can be given the answers that it would write."""
+        return any(not self._why_not(other, now) for other in self._beside(worker))
+
+    def _beside(self, worker: WorkerInfo) -> Iterator[Member[WorkerInfo]]:
+        """All others that write answers of its model, whatever their state."""
+        for other in self._fleet.workers:
+            if other.info.role.decodes and other.info.model == worker.model and other.info.name != worker.name:
+                yield other
+
+    def _why_not(self, other: Member[WorkerInfo], now: float) -> str:
+        """Why it is given no answers to write; empty when it is. An open breaker lets a probe through, no more."""
+        name = other.info.name
+        if other.draining:
+            return "is draining"
+        if not self._fleet.workers.is_alive(name, now):
+            return "is away"
+        if not self._fleet.workers.is_usable(name, now):
+            return "is not healthy"
+        state = self._breakers.of(name).state
+        return "" if state is State.CLOSED else f"fails, its circuit breaker is {state}"
 
 
 def _is_unfetched(leg: PromptLeg, worker: str) -> bool:

@@ -7,6 +7,7 @@ import pytest
 from kvrelay.errors import Overloaded, Refused
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.flight import Ask
+from kvrelay.policy.breaker import FAILURES_TO_OPEN, State
 from kvrelay.protocol.feed import TransferEvent
 from kvrelay.types import Drain, RequestFacts, Role, Stage
 from tests.fleet.values import begun, store, worker
@@ -132,6 +133,46 @@ def test_the_last_worker_that_writes_answers_is_drained_by_force_alone(brain: Br
     brain.drains.begin("d2", 0.0, force=True)
     with pytest.raises(Overloaded):
         brain.begin(ask("r1"), 0.0)
+
+
+@pytest.mark.parametrize("state", [State.OPEN, State.PROBING])
+def test_a_worker_that_fails_is_no_other_and_the_refusal_names_it(brain: Brain, state: State) -> None:
+    breakers = brain.outcomes.breakers
+    for _ in range(FAILURES_TO_OPEN - 1):
+        breakers.failed("d2", 0.0)
+    brain.drains.begin("d1", 0.0)
+    brain.drains.undo("d1")
+    breakers.failed("d2", 0.0)
+    if state is State.PROBING:
+        breakers.sent("d2", "r")
+    with pytest.raises(Refused, match=rf"d1 is the last .* \(d2 fails, its circuit breaker is {state}\): .* --force"):
+        brain.drains.begin("d1", 0.0)
+    assert not brain.drains.remaining("d1", 0.0).draining
+    brain.drains.begin("d1", 0.0, force=True)
+    brain.drains.undo("d1")
+    breakers.succeeded("d2")
+    brain.drains.begin("d1", 0.0)
+
+
+def test_streams_stay_at_a_draining_worker_while_all_others_fail(brain: Brain) -> None:
+    begun(brain, ask("r0"))
+    name = brain.decode_order("r0", 0.0).worker
+    brain.drains.begin(name, 0.0)
+    other = {"d1": "d2", "d2": "d1"}[name]
+    for _ in range(FAILURES_TO_OPEN):
+        brain.outcomes.breakers.failed(other, 0.0)
+    assert brain.drains.hand_over(name, 0.0) == []
+    brain.outcomes.breakers.succeeded(other)
+    assert len(brain.drains.hand_over(name, 0.0)) == 1
+
+
+@pytest.mark.parametrize(("now", "why"), [(0.0, "d2 is not healthy"), (3.0, "d2 is away")])
+def test_the_refusal_says_why_each_other_worker_does_not_count(brain: Brain, now: float, why: str) -> None:
+    heard = {"counts": {}, "healthy": True, "now": now}
+    brain.fleet.workers.hear("d2", "i1", **{**heard, "healthy": False, "now": 0.0})  # type: ignore[arg-type]
+    brain.fleet.workers.hear("d1", "i1", **heard)  # type: ignore[arg-type]
+    with pytest.raises(Refused, match=why):
+        brain.drains.begin("d1", now)
 
 
 def test_all_prefill_workers_may_be_drained_since_decode_workers_compute_prompts_too(brain: Brain) -> None:

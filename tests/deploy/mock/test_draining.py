@@ -21,6 +21,7 @@ from kvrelay.deploy.ports import free_port
 from kvrelay.deploy.tiny import TinyShape, make_tiny
 from kvrelay.errors import Lost, Malformed, Refused
 from kvrelay.fleet.ledger import Timeline
+from kvrelay.policy.breaker import FAILURES_TO_OPEN
 from kvrelay.protocol.feed import PagesWanted
 from kvrelay.protocol.operator import AskRemaining, Remaining
 from kvrelay.router.operator import OperatorServer
@@ -210,6 +211,24 @@ async def test_a_router_that_was_away_when_a_worker_was_drained_gives_it_no_work
             async with Routers([address], KEY) as routers:
                 await routers.drain("decode-0", undo=True)
             await until(lambda: mocks.cluster.is_ready("decode-0"))
+
+
+async def test_what_one_router_refuses_no_router_does(tiny: Path) -> None:
+    """The second one alone has seen the other worker fail."""
+    second = RouterConfig(port=0, control_port=free_port("127.0.0.1"))
+    address = f"127.0.0.1:{second.control_port}"
+    async with (
+        mocked(tiny, RouterConfig(port=0, control_port=0), more_routers=(address,)) as mocks,
+        Cluster(tiny, router_config=second) as other,
+        Routers([mocks.cluster.control, address], KEY) as routers,
+    ):
+        await until(lambda: all(other.is_ready(name) for name in DECODES))
+        for _ in range(FAILURES_TO_OPEN):
+            other.router.brain.outcomes.breakers.failed("decode-1", time.monotonic())
+        with pytest.raises(Refused, match="decode-1 fails, its circuit breaker is open"):
+            await routers.drain("decode-0")
+        assert not mocks.cluster.drains("decode-0")
+        assert (await routers.drain("decode-0", force=True)).is_draining
 
 
 async def _operators(mocks: Mocks, sock: object) -> None:
