@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Collection, Sequence
 from itertools import repeat
@@ -256,7 +255,7 @@ class Chooser:
         answers = self._experience.rates(Law.ANSWER, names)
         running = [loads.running.get(name, 0) for name in names]
         return Writers(
-            readers=dataclasses.replace(readers, rates=readers.rates.beside(answers)),
+            readers=msgspec.structs.replace(readers, rates=readers.rates.beside(answers)),
             step_rates=self._experience.rates(Law.STEP, names),
             answer_s=answers.starts(),
             sequences=[loads.sequences.get(name, 0) for name in names],

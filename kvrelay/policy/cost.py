@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
@@ -130,8 +129,7 @@ class Hints(NamedTuple):
         return most
 
 
-@dataclass(frozen=True, slots=True)
-class Readers:
+class Readers(Value, frozen=True, kw_only=True):
     """Workers that could compute this prompt, one column each."""
 
     names: Sequence[str]
@@ -149,8 +147,7 @@ class Readers:
     """Order of its last choice; equals take turns."""
 
 
-@dataclass(frozen=True, slots=True)
-class Writers:
+class Writers(Value, frozen=True, kw_only=True):
     """Workers that could write the answer, one column each."""
 
     readers: Readers
@@ -171,8 +168,7 @@ class Writers:
     """and how much of it in a step, beside their answers; infinite where they write none."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ways:
+class Ways(Value, frozen=True, kw_only=True):
     """From readers to writers."""
 
     readers: Sequence[int]

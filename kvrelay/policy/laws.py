@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import overload
 
 import numpy as np
@@ -41,6 +41,9 @@ class Laws(Sequence[Rates]):
 
     def __getitem__(self, at: int | slice, /) -> Rates | list[Rates]:
         return self._listed()[at]
+
+    def __iter__(self) -> Iterator[Rates]:
+        return iter(self._listed())
 
     def _listed(self) -> list[Rates]:
         if self._rates is None:

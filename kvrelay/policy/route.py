@@ -7,7 +7,6 @@ from enum import StrEnum
 
 from kvrelay.policy.cost import EFFORT_SHARE, OWN, Item, Prompt, Readers, Source, Ways, Writers, harmed
 from kvrelay.policy.prices import LOCAL, Prices
-from kvrelay.policy.writing import write
 from kvrelay.types import Value
 
 
@@ -92,7 +91,7 @@ def _option(prices: Prices, reader: int, writer: int) -> Option:
 
 
 def _local(prices: Prices, at: int) -> Option:
-    writers, own, writing = prices.writers, prices.own_reading(at), write(prices.prompt, prices.writers, at)
+    writers, own, writing = prices.writers, prices.own_reading(at), prices.writings[at]
     return Option(
         path=Path.LOCAL,
         prefill=None,
@@ -113,9 +112,8 @@ def _local(prices: Prices, at: int) -> Option:
 
 
 def _remote(prices: Prices, reader: int, writer: int) -> Option:
-    readers, writers, writing = prices.readers, prices.writers, write(prices.prompt, prices.writers, writer)
-    reading = prices.reading(reader)
-    moved_s = prices.moved_s(reader, writer, reading)
+    readers, writers, writing = prices.readers, prices.writers, prices.writings[writer]
+    reading, moved_s = prices.reading(reader), prices.moved_s(reader, writer)
     stored = prices.ways.stored_tokens[reader][writer]
     return Option(
         path=Path.REMOTE_PREFILL,

@@ -46,14 +46,32 @@ def write(prompt: Prompt, writers: Writers, at: int) -> Writing[float]:
     return _write(prompt, _load(writers, at), writers.remaining_tokens, max, min)
 
 
-def write_s(prompt: Prompt, writers: Writers) -> list[float]:
-    """What that costs on each worker, all in all, from the KV in place to the last token."""
-    if len(writers.answer_s) < MANY:
-        each = [write(prompt, writers, at) for at in range(len(writers.answer_s))]
-        return [_sum(*pair) for pair in zip(each, writers.answer_s, strict=True)]
-    writing = _write(prompt, _loads(writers), writers.remaining_tokens, np.maximum, np.minimum)
-    total_s: list[float] = _sum(writing, np.array(writers.answer_s)).tolist()
-    return total_s
+class Writings:
+    """Those of all workers, by position; each is worked out once."""
+
+    def __init__(self, prompt: Prompt, writers: Writers) -> None:
+        self._prompt = prompt
+        self._writers = writers
+        self._known: dict[int, Writing[float]] = {}
+        self.seconds = self._of_few() if len(writers.answer_s) < MANY else self._of_many()
+        """What it costs on each worker, all in all, from the KV in place to the last token."""
+
+    def __repr__(self) -> str:
+        return f"<Writings of {len(self.seconds)} workers>"
+
+    def __getitem__(self, at: int, /) -> Writing[float]:
+        known = self._known.get(at)
+        if known is None:
+            known = self._known[at] = write(self._prompt, self._writers, at)
+        return known
+
+    def _of_few(self) -> list[float]:
+        return [_sum(self[at], answer_s) for at, answer_s in enumerate(self._writers.answer_s)]
+
+    def _of_many(self) -> list[float]:
+        writing = _write(self._prompt, _loads(self._writers), self._writers.remaining_tokens, np.maximum, np.minimum)
+        seconds: list[float] = _sum(writing, np.array(self._writers.answer_s)).tolist()
+        return seconds
 
 
 def _sum(writing: Writing[Number], answer_s: Number) -> Number:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import random
 from collections.abc import Iterator
 from itertools import product
 
+import msgspec
 import pytest
 
 from kvrelay.policy import bounds, writing
@@ -31,7 +31,7 @@ from kvrelay.policy.cost import (
 from kvrelay.policy.laws import MANY, Laws
 from kvrelay.policy.prices import EQUAL_SHARE, RUNNERS_UP
 from kvrelay.policy.route import Option, choose
-from kvrelay.policy.writing import write, write_s
+from kvrelay.policy.writing import Writings, write
 from tests.policy.values import hints_of, prompt
 
 STORES = 6
@@ -213,13 +213,13 @@ def test_the_choice_and_the_runners_up_are_those_of_all_pairs(first: int) -> Non
 
 def costs(state: State) -> tuple[list[float], list[float]]:
     price = [prefill_price(state.readers, at) for at in range(len(state.readers.names))]
-    return write_s(state.prompt, state.writers), least_read_s(state.prompt, state.readers, price)
+    return Writings(state.prompt, state.writers).seconds, least_read_s(state.prompt, state.readers, price)
 
 
 def test_in_arrays_workers_cost_what_they_do_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in range(300):
         state, found = State(seed), []
-        state.readers = dataclasses.replace(state.readers, hints=state.any_hints())
+        state.readers = msgspec.structs.replace(state.readers, hints=state.any_hints())
         for many in (1, 1000):
             monkeypatch.setattr(writing, "MANY", many)
             monkeypatch.setattr(bounds, "MANY", many)
