@@ -3,7 +3,7 @@ must never name another place than pricing all of them in detail would."""
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import repeat, takewhile
 
@@ -169,7 +169,8 @@ class Prices:
     def _few(self, reader: int, worst_s: float) -> list[int]:
         """Writers that might cost less than ``worst_s`` with this reader."""
         limit_s, allowed = worst_s - self._read(reader)[0] - self.ways.least_s[reader], self.ways.allowed[reader]
-        return [at for at in takewhile(lambda at: self._write_s[at] < limit_s, self._writers) if allowed[at]]
+        first_over = bisect_left(self._writers, limit_s, key=self._write_s.__getitem__)
+        return [at for at in self._writers[:first_over] if allowed[at]]
 
     def cheapest(self) -> Place | None:
         """Equals take turns: first among readers for the best writer, then among writers for that reader."""
