@@ -116,11 +116,18 @@ class Relay:
                 await self._drain(rest)
             if self._whole or gave_up:
                 return
-            self._wait.again()
-            self._is_waiting = True
+            block = await self._next_block(rest)
+
+    async def _next_block(self, rest: AsyncIterator[bytes]) -> bytes:
+        """None of those that pass meanwhile; empty at the end. Raises ``Lost``, ``Malformed``."""
+        self._wait.again()
+        self._is_waiting = True
+        try:
             block = await anext(rest, b"")
+        finally:
             self._is_waiting = False
-            self._wait.end()
+        self._wait.end()
+        return block
 
     def shorten(self, outlet: Outlet) -> None:
         """The client has the first block: those in the middle may go there without a detour."""
