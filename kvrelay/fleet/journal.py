@@ -6,9 +6,24 @@ from __future__ import annotations
 import zlib
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 SPARE_TOKENS = 1
 """Workers may count an end token that the limit does not."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What the client had of one choice at one moment."""
+
+    ids: Sequence[int]
+    chars: int
+    digest: int
+
+    def matches(self, text: str) -> bool:
+        """Whether ``text`` begins with exactly that."""
+        sent = text[: self.chars]
+        return len(sent) == self.chars and _digest(sent) == self.digest
 
 
 class ChoiceLog:
@@ -35,10 +50,9 @@ class ChoiceLog:
         state = "finished" if self.finished else "open" if self.is_exact else "not exact"
         return f"<ChoiceLog {len(self.ids)} tokens, {self.sent_chars} characters, {state}>"
 
-    def matches(self, text: str) -> bool:
-        """Whether ``text`` begins with exactly what the client was sent."""
-        sent = text[: self.sent_chars]
-        return len(sent) == self.sent_chars and zlib.crc32(sent.encode("utf-8", "surrogatepass")) == self._digest
+    def sent(self) -> Sent:
+        """As it is now, whatever is written on meanwhile."""
+        return Sent(ids=self.ids[:], chars=self.sent_chars, digest=self._digest)
 
     def place(self, tokens: Sequence[str]) -> list[int]:
         """Where each of ``tokens``, the next ones, begins."""
@@ -50,7 +64,11 @@ class ChoiceLog:
 
     def said(self, text: str) -> None:
         self.sent_chars += len(text)
-        self._digest = zlib.crc32(text.encode("utf-8", "surrogatepass"), self._digest)
+        self._digest = _digest(text, self._digest)
+
+
+def _digest(text: str, before: int = 0) -> int:
+    return zlib.crc32(text.encode("utf-8", "surrogatepass"), before)
 
 
 class Journal:

@@ -145,6 +145,10 @@ class Recovery:
 
     # ------------------------------------------------------------ where does it go on?
 
+    def writer(self, request_id: str) -> str:
+        """Its D: the one that was lost, as long as no other one is found."""
+        return self._flights[request_id].decode.worker
+
     def lost(self, request_id: str, rest: Rest, *, reason: str, now: float) -> Plan | Waits | None:
         """D is gone. A plan to go on by, a wait for one, or None: the answer ends here."""
         flight = self._flights[request_id]

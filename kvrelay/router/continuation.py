@@ -84,20 +84,23 @@ class RestOfChoice:
         ids, reason = choice.get("token_ids") or [], choice.get("finish_reason")
         if reason in ("abort", "error"):
             raise Lost("the worker gave the rest of an answer up")
-        delta = choice.get("delta")
-        if delta is not None and not ids and reason is None and self._log.begun:
-            return b""  # a chat's first event, which tells the role
+        is_opening = _is_opening(choice)
+        if is_opening and self._log.begun:
+            return b""
         if self._manner is Manner.CONTINUE and not _is_plain(choice):
             raise Differs("the rest of an answer is more than text, and its beginning was taken for text alone")
-        part = self._text.read(ids, _said(choice), reason)
+        part = Part(0, 0, "") if is_opening else self._text.read(ids, _said(choice), reason)
         if part is None:
             return b""
         if self._text.stopped_by is not None:
             choice |= {"finish_reason": "stop", "stop_reason": self._text.stopped_by}
         _say(choice, part)
         self._trim(choice.get("logprobs"), part)
-        self._log_and_label(choice, ids[part.begin : part.end], part.text)
-        return self._dressed(event, [choice])
+        new_ids = ids[part.begin : part.end]
+        self._hide_ids(event, choice, new_ids)
+        finished = choice.get("finish_reason") is not None
+        self._remains.journal.wrote(self.index, new_ids, part.text, finished, plain=_is_plain(choice))
+        return self._dressed(event, choice)
 
     def _trim(self, logprobs: dict[str, Any] | None, part: Part) -> None:
         """Those of tokens that the client gets, with the offsets that they have in the whole answer."""
@@ -107,20 +110,19 @@ class RestOfChoice:
         if logprobs and "text_offset" in logprobs:
             logprobs["text_offset"] = self._log.place(logprobs["tokens"])
 
-    def _log_and_label(self, choice: dict[str, Any], ids: list[int], text: str) -> None:
-        finished = choice.get("finish_reason") is not None
-        self._remains.journal.wrote(self.index, ids, text, finished, plain=_is_plain(choice))
-        choice["index"] = self.index
-        for key in ("token_ids", "prompt_token_ids"):
-            if key in choice:
-                choice[key] = ids if key == "token_ids" and self._tap.keeps_ids else None
+    def _hide_ids(self, event: dict[str, Any], choice: dict[str, Any], new_ids: list[int]) -> None:
+        """From those who did not ask for them; those of the prompt are told before anything of a choice."""
+        if "token_ids" in choice:
+            choice["token_ids"] = new_ids if self._tap.keeps_ids else None
+        if not self._tap.keeps_ids or self._log.begun:
+            for told in (event, choice):
+                told |= {"prompt_token_ids": None} if "prompt_token_ids" in told else {}
 
-    def _dressed(self, event: dict[str, Any], choices: list[dict[str, Any]]) -> bytes:
+    def _dressed(self, event: dict[str, Any], choice: dict[str, Any]) -> bytes:
         """With the names of the first worker's events."""
         head = self._tap.head
-        event |= {"id": head.id, "created": head.created, "model": head.model, "choices": choices}
-        if "prompt_token_ids" in event:
-            event["prompt_token_ids"] = None
+        choice["index"] = self.index
+        event |= {"id": head.id, "created": head.created, "model": head.model, "choices": [choice]}
         if self._remains.wants_running_usage:
             event["usage"] = self._running_usage()
         return _DATA + msgspec.json.encode(event) + sse.END
@@ -128,6 +130,12 @@ class RestOfChoice:
     def _running_usage(self) -> dict[str, int]:
         prompt, written = len(self._remains.prompts[self._log.prompt]), len(self._log.ids)
         return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
+
+
+def _is_opening(choice: dict[str, Any]) -> bool:
+    """A chat's first event, which tells the role and nothing else."""
+    is_silent = not choice.get("token_ids") and choice.get("finish_reason") is None and not _said(choice)
+    return choice.get("delta") is not None and is_silent and _is_plain(choice)
 
 
 def _is_plain(choice: dict[str, Any]) -> bool:
@@ -165,13 +173,14 @@ async def rests_of(remains: Remains, tap: Tap, tokens: Tokens) -> list[RestOfCho
 async def _rest_of(index: int, remains: Remains, tap: Tap, tokens: Tokens) -> RestOfChoice:
     """Raises ``Malformed`` when the tokens of choice ``index`` do not make the text that was sent."""
     log = remains.journal.choices[index]
+    sent = log.sent()  # its first worker may write on while the text is decoded
     if remains.manner is Manner.REPLAY:
-        return RestOfChoice(index, remains, tap, ReplayedText(log))
+        return RestOfChoice(index, remains, tap, ReplayedText(sent))
     skip = remains.request.body.get("skip_special_tokens") is not False
-    decoder, text = await tokens.text_after(remains.prompts[log.prompt], log.ids, skip_special=skip)
-    if not log.matches(text):
+    decoder, text = await tokens.text_after(remains.prompts[log.prompt], sent.ids, skip_special=skip)
+    if not sent.matches(text):
         raise Malformed("the tokens of an answer do not make the text that was sent")
-    rest = RestOfText(decoder.step, remains.rules, text=text, tokens=len(log.ids), sent_chars=log.sent_chars)
+    rest = RestOfText(decoder.step, remains.rules, text=text, tokens=len(sent.ids), sent_chars=sent.chars)
     return RestOfChoice(index, remains, tap, rest)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvrelay.fleet.journal import ChoiceLog
+from kvrelay.fleet.journal import Sent
 from kvrelay.router.rest import Differs, Part
 
 
@@ -14,12 +14,12 @@ class ReplayedText:
 
     stopped_by: str | None = None
 
-    def __init__(self, log: ChoiceLog) -> None:
-        self._log = log
-        self._expected = list(log.ids)
+    def __init__(self, sent: Sent) -> None:
+        self._sent = sent
+        self._expected = list(sent.ids)
         self._seen = 0
         self._skipped = ""
-        self._skip_chars = log.sent_chars
+        self._skip_chars = sent.chars
 
     def __repr__(self) -> str:
         return f"<ReplayedText {self._seen} of {len(self._expected)} tokens again>"
@@ -45,6 +45,6 @@ class ReplayedText:
             return said
         self._skipped += said[: self._skip_chars]
         text, self._skip_chars = said[self._skip_chars :], max(0, self._skip_chars - len(said))
-        if not self._skip_chars and not self._log.matches(self._skipped):
+        if not self._skip_chars and not self._sent.matches(self._skipped):
             raise Differs("a worker's repetition has another text")
         return text

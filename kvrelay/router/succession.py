@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 
+from kvrelay.errors import KvrelayError, Lost
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.flight import Command, Plan, Waits
 from kvrelay.router.continuation import Continuation, RestOfChoice, rests_of
@@ -57,6 +58,9 @@ class Succession:
         self._start = start
         self._obey = obey
         self._moving: asyncio.Task[None] | None = None
+        """From the life that is written now: the next one has nothing to do with it."""
+        self._to_leave: tuple[str, str] | None = None
+        """A worker that was to be left before it wrote anything, and why."""
         self._is_moved = False
         """The next worker was found before the present one was left; its prefills and pulls are under way."""
         self._lost_s = 0.0
@@ -70,29 +74,46 @@ class Succession:
 
     def leave(self, reason: str) -> None:
         """The present worker is there and writes: it is left once another one is found that writes on at once."""
-        if self._moving is None and self._remains.is_open and not self._lost_s:
+        if self._lost_s:
+            self._to_leave = self._brain.recovery.writer(self._id), reason
+        elif self._moving is None and self._remains.is_open:
             self._moving = asyncio.create_task(self._move(reason))
             self._moving.add_done_callback(self._moved)
 
     async def _move(self, reason: str) -> None:
         if not await rests_of(self._remains, self._tap, self._tokens):
             return
-        if not self._remains.is_open or self._lost_s:
-            return  # it came to its end meanwhile, or was lost
-        open_choices = self._remains.journal.open
+        open_choices = self._tap.journal.open  # with what was taken meanwhile
+        if not self._remains.is_open:
+            return
         rest = self._remains.rest(open_choices)
         plan = self._brain.recovery.hand_over(self._id, rest, reason=reason, now=self._clock())
         if plan is not None:
             self._is_moved = True
             self._turn.renew()
             self._decodes.drop()
-            # Not when the client has read so far: it may be slow, and what the brain counts on must be under way.
+            self._begin_early(plan, open_choices)
+
+    def _begin_early(self, plan: Plan, open_choices: list[int]) -> None:
+        """Not when the client has read so far: it may be slow, and what the brain counts on must be under way."""
+        try:
             self._begin(plan, open_choices)
+        except Exception as error:
+            # What its turn depends on may never be done.
+            self._turn.refuse(error if isinstance(error, KvrelayError) else Lost("the answer could not be moved"))
+            raise
 
     def _moved(self, task: asyncio.Task[None]) -> None:
-        self._moving = None
+        if self._moving is task:
+            self._moving = None
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("the answer of %s could not be moved", self._id, exc_info=error)
+
+    def _stay(self) -> None:
+        """No move that is being prepared is made any more."""
+        moving, self._moving = self._moving, None
+        if moving is not None:
+            moving.cancel()
 
     # ------------------------------------------------------------ the client has all of the life before
 
@@ -100,6 +121,7 @@ class Succession:
         """The rest of the answer from another worker; None when there is none. Raises ``Lost``, ``Malformed``, ..."""
         self._lost_s = self._wait.since_s or self._lost_s or self._clock()
         self._wait.end()
+        self._stay()
         self._decodes.drop()
         reason = self._decodes.take_reason(reason)
         rests = await rests_of(self._remains, self._tap, self._tokens)
@@ -145,13 +167,15 @@ class Succession:
         now = self._clock()
         self._obey(self._brain.recovery.resumed(self._id, now - self._lost_s, now))
         self._lost_s = 0.0
+        to_leave, self._to_leave = self._to_leave, None
+        if to_leave is not None and to_leave[0] == self._brain.recovery.writer(self._id):
+            self.leave(to_leave[1])
 
     def cached_tokens(self) -> int | None:
         return self._brain.cached_tokens(self._id)
 
     def close(self) -> None:
         """Nobody reads the answer any more."""
-        if self._moving is not None:
-            self._moving.cancel()
+        self._stay()
         if self._continuation is not None:
             self._continuation.close()

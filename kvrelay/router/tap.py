@@ -12,7 +12,7 @@ from kvrelay.router.failures import blames_client
 from kvrelay.router.sse import DONE, END, error_status, has_error
 
 # A quote inside generated text is escaped in JSON, so this is never found inside a string.
-_IDS = re.compile(rb'token_ids":\[[^\]]*\]')
+_IDS = re.compile(rb'token_ids"\s*:\s*\[[^\]]*\]')
 """Ends ``prompt_token_ids`` as well."""
 _NO_IDS = b'token_ids":null'
 _DATA = b"data: "

@@ -13,9 +13,9 @@ def test_a_journal_knows_tokens_and_text_of_each_choice_and_which_are_open() -> 
     journal.wrote(3, [4], "ü")
     assert (journal.tokens, journal.open) == (4, [0, 2, 3])
     assert list(journal.choices[1].ids) == [7, 8, 9]
-    assert journal.choices[3].matches("üx")
-    assert not journal.choices[3].matches("ux")
-    assert not journal.choices[3].matches("")
+    assert journal.choices[3].sent().matches("üx")
+    assert not journal.choices[3].sent().matches("ux")
+    assert not journal.choices[3].sent().matches("")
 
 
 def test_a_worker_that_writes_more_than_it_was_asked_for_is_not_gone_on_with() -> None:

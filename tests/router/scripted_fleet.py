@@ -35,6 +35,7 @@ class Heard:
     logprobs: dict[int, list[tuple[str, int]]] = field(default_factory=dict)
     """Tokens, and where each begins."""
     reasoning: str = ""
+    roles: dict[int, list[str]] = field(default_factory=dict)
     calls: list[dict[str, str]] = field(default_factory=list)
     """Pieces of the only tool call."""
 
@@ -52,6 +53,8 @@ def heard(events: list[bytes]) -> Heard:
             delta = choice.get("delta", {})
             text = delta.get("content", "") if "delta" in choice else choice["text"]
             result.texts[choice["index"]] = result.texts.get(choice["index"], "") + text
+            if "role" in delta:
+                result.roles.setdefault(choice["index"], []).append(delta["role"])
             result.reasoning += delta.get("reasoning", "")
             for call in delta.get("tool_calls", []):
                 result.calls.append(call["function"])

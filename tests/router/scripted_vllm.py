@@ -27,6 +27,8 @@ class Script:
     """reset, eof, abort, error or hang."""
     after: int | None = None
     """Whoever begins an answer fails after so many tokens."""
+    after_roles: int | None = None
+    """Whoever begins a chat fails after it has told so many roles."""
     again_after: int | None = None
     """Whoever goes on with one fails after so many of its own."""
     again_text: str = ""
@@ -95,7 +97,10 @@ class ScriptedVllm(FakeVllm):
             self.script.text = self.script.again_text
         if chat:
             for index in logs:
-                await self._send(response, body, {"index": index, "delta": {"role": "assistant", "content": ""}})
+                if index == self.script.after_roles and not resumed:
+                    return await self._strike(http, response, body)
+                role = {"index": index, "delta": {"role": "assistant", "content": ""}}
+                await self._send(response, body, role, prompt_token_ids=self._told(body, prompts[0]))
         while open_choices:
             for index in sorted(open_choices):
                 if count == end:
@@ -133,8 +138,21 @@ class ScriptedVllm(FakeVllm):
         if begin and self.script.again_reasons:
             said = {"delta": {"reasoning": delta}}
         logprobs = self._logprobs(begin, count) if body.get("logprobs") else None
-        choice = {"index": index, **said, "logprobs": logprobs, "finish_reason": finish, "stop_reason": reason}
-        return choice | {"token_ids": tokens if body.get("return_token_ids") else None}
+        choice: dict[str, Any] = {
+            "index": index,
+            **said,
+            "logprobs": logprobs,
+            "finish_reason": finish,
+            "stop_reason": reason,
+        }
+        if "messages" not in body:
+            prompt = self._prompts(body)[0] if count - begin == step else None
+            choice["prompt_token_ids"] = self._told(body, prompt)
+        return choice | {"token_ids": self._told(body, tokens)}
+
+    def _told(self, body: dict[str, Any], ids: list[int] | None) -> list[int] | None:
+        """To whoever asked for them."""
+        return ids if body.get("return_token_ids") else None
 
     def _delta(self, body: dict[str, Any], count: int, text: str) -> dict[str, Any]:
         """What its parsers make of a text."""
@@ -166,8 +184,10 @@ class ScriptedVllm(FakeVllm):
             text = text.split(stop)[0]
         return text[: len(text) - held] if held < len(text) else ("" if held else text)
 
-    async def _send(self, response: web.StreamResponse, body: dict[str, Any], choice: dict[str, Any]) -> None:
-        event = {"id": f"x-{id(self)}", "created": 7, "model": self.model, "choices": [choice]}
+    async def _send(
+        self, response: web.StreamResponse, body: dict[str, Any], choice: dict[str, Any], **more: object
+    ) -> None:
+        event = {"id": f"x-{id(self)}", "created": 7, "model": self.model, "choices": [choice], **more}
         await response.write(b"data: " + json.dumps(event, separators=(",", ":")).encode() + b"\n\n")
 
     async def _strike(

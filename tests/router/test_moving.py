@@ -18,9 +18,10 @@ from kvrelay.router.answers import Stream
 from kvrelay.router.desk import Desk
 from kvrelay.router.exchange import Exchange
 from kvrelay.router.keys import OPEN
+from kvrelay.router.prefills import Prefills
 from kvrelay.router.prompts import Prompts
 from kvrelay.router.request import Kind, parse
-from tests.patience import until
+from tests.patience import PATIENCE_S, until
 from tests.router.scripted_fleet import TEXT, Fleet, hand_over, heard, hung, running
 
 ID = "req-1"
@@ -178,18 +179,6 @@ async def test_a_client_that_hangs_up_while_a_worker_is_asked_for_the_rest_leave
     fleet.cluster.workers[following].hold.set()
 
 
-async def test_a_stream_does_not_move_while_a_worker_is_asked_for_its_rest(fleet: Fleet) -> None:
-    """The next question of whoever drains comes when it can."""
-    await fleet.add("d3")
-    reading, following = await asked_for_the_rest(fleet)
-    drain(fleet)
-    await asyncio.sleep(0.05)
-    assert hung(fleet) == following
-    fleet.cluster.workers[following].hold.set()
-    assert await reading == TEXT
-    desk_of(fleet).close(ID, 200)
-
-
 async def asked_for_the_rest(fleet: Fleet) -> tuple[asyncio.Task[str], str]:
     """A client that reads on, and the worker that has its question and does not answer it."""
     blocks, read = await streaming(await opened(fleet))
@@ -202,3 +191,141 @@ async def asked_for_the_rest(fleet: Fleet) -> tuple[asyncio.Task[str], str]:
     reading = asyncio.create_task(text_of(blocks, read))
     await until(lambda: sum(worker.in_flight for worker in others) == 1)
     return reading, hung(fleet)
+
+
+class SlowText:
+    """Turns tokens into text as always, and tells the first who asks when the test does."""
+
+    def __init__(self, fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.told = asyncio.Event()
+        self.asked = 0
+        self._text_after = fleet.cluster.tokens.text_after
+        monkeypatch.setattr(fleet.cluster.tokens, "text_after", self)
+
+    async def __call__(self, *given: Any, **how: Any) -> Any:
+        self.asked += 1
+        is_first = self.asked == 1
+        text = await self._text_after(*given, **how)
+        if is_first:
+            await self.told.wait()
+        return text
+
+
+async def test_a_stream_moves_although_it_is_written_on_while_its_text_is_compared(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet.script.after = 30
+    blocks, read = await streaming(await opened(fleet))
+    await until(lambda: fleet.script.struck == 1)
+    slow = SlowText(fleet, monkeypatch)
+    drain(fleet)
+    await until(lambda: slow.asked == 1)
+    read.append(await anext(blocks))
+    slow.told.set()
+    await until(lambda: len(prompts_of(fleet)) == 2)
+    first, again = prompts_of(fleet)
+    assert len(again) == len(first) + 30, "what was written meanwhile is part of it"
+    assert await text_of(blocks, read) == TEXT
+    desk_of(fleet).close(ID, 200)
+
+
+async def test_a_worker_that_took_over_meanwhile_is_not_left_for_the_one_before_it(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fleet.add("d3")
+    fleet.script.again_after = 3
+    blocks, read = await streaming(await opened(fleet))
+    await until(lambda: fleet.script.struck == 1)
+    slow = SlowText(fleet, monkeypatch)
+    drain(fleet)
+    await until(lambda: slow.asked == 1)
+    reading = asyncio.create_task(text_of(blocks, read))
+    await fleet.cluster.members[hung(fleet)].leave()
+    await until(lambda: fleet.script.struck == 2)
+    following, calls = hung(fleet), handed_over(fleet, monkeypatch)
+    slow.told.set()
+    await asyncio.sleep(0.05)
+    assert (calls, hung(fleet)) == ([], following)
+    fleet.script.again_after = None
+    drain(fleet)
+    assert await reading == TEXT
+    assert len(calls) == 1, "it moves when it is to leave that worker"
+    desk_of(fleet).close(ID, 200)
+
+
+async def test_a_stream_leaves_a_worker_that_began_to_drain_while_it_was_asked_for_the_rest(fleet: Fleet) -> None:
+    await fleet.add("d3")
+    fleet.script.again_after = 3
+    reading, following = await asked_for_the_rest(fleet)
+    drain(fleet)
+    await asyncio.sleep(0.05)
+    assert hung(fleet) == following, "it writes something first"
+    fleet.cluster.workers[following].hold.set()
+    await until(lambda: hung(fleet) != following)
+    fleet.script.again_after = None
+    fleet.cluster.workers[hung(fleet)].hold.set()
+    assert await reading == TEXT
+    desk_of(fleet).close(ID, 200)
+
+
+async def test_a_worker_does_not_inherit_the_drain_of_the_one_before_it(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fleet.add("d3")
+    recovery = fleet.cluster.router.brain.recovery
+    lost, calls = recovery.lost, handed_over(fleet, monkeypatch)
+
+    def drained(request_id: str, *args: Any, **more: Any) -> Any:
+        """The lost worker is to become empty while the answer waits for its turn."""
+        with monkeypatch.context() as patch:
+            patch.setattr(recovery, "_is_next", lambda *_: False)
+            plan = lost(request_id, *args, **more)
+        drain(fleet)
+        return plan
+
+    monkeypatch.setattr(recovery, "lost", drained)
+    fleet.script.fault = "reset"
+    blocks, read = await streaming(await opened(fleet))
+    assert await text_of(blocks, read) == TEXT
+    assert fleet.script.struck == 1
+    assert calls == []
+    desk_of(fleet).close(ID, 200)
+
+
+async def test_a_move_that_fails_half_way_is_a_loss_like_any_other(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fleet.add("d3")
+    blocks, read = await streaming(await opened(fleet))
+    await until(lambda: fleet.script.struck == 1)
+    with monkeypatch.context() as patch:
+        failed = failing(patch, Prefills, "renew")
+        drain(fleet)
+        await until(lambda: failed == [1])
+    assert await asyncio.wait_for(text_of(blocks, read), PATIENCE_S) == TEXT
+    desk_of(fleet).close(ID, 200)
+
+
+def failing(patch: pytest.MonkeyPatch, owner: type, name: str) -> list[int]:
+    """``name`` of ``owner`` fails; how often it did."""
+    failed = [0]
+
+    def fail(*_: object) -> None:
+        failed[0] += 1
+        raise RuntimeError("a bug")
+
+    patch.setattr(owner, name, fail)
+    return failed
+
+
+def handed_over(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Whoever is left from now on for another one."""
+    recovery, calls = fleet.cluster.router.brain.recovery, list[str]()
+    hand_over = recovery.hand_over
+
+    def noted(*args: Any, **more: Any) -> Any:
+        calls.append(hung(fleet))
+        return hand_over(*args, **more)
+
+    monkeypatch.setattr(recovery, "hand_over", noted)
+    return calls

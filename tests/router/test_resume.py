@@ -95,6 +95,49 @@ async def test_every_choice_goes_on_by_itself(fleet: Fleet) -> None:
         assert [usage["completion_tokens"] for usage in cut.usages] == [3 * len(fleet.script.ids)]
 
 
+@pytest.mark.parametrize("replays", [False, True])
+async def test_every_choice_of_a_chat_tells_its_role_once(model_folder: Path, replays: bool) -> None:
+    async with running(model_folder, replays=replays) as fleet:
+        calm = await fleet.ask(messages=CHAT, n=3)
+        assert calm.roles == {index: ["assistant"] for index in range(3)}
+        for fleet.script.after_roles in (1, 2):
+            cut = await fleet.ask(messages=CHAT, n=3)
+            assert (cut.roles, cut.texts) == (calm.roles, calm.texts)
+        assert fleet.script.struck == 2
+
+
+@pytest.mark.parametrize("replays", [False, True])
+@pytest.mark.parametrize("kind", [{}, {"messages": CHAT}], ids=["completion", "chat"])
+async def test_token_ids_that_only_the_router_asked_for_reach_nobody(
+    model_folder: Path, kind: dict[str, Any], replays: bool
+) -> None:
+    async with running(model_folder, replays=replays) as fleet:
+        for options in ({"include_usage": True}, {"include_usage": True, "continuous_usage_stats": True}):
+            for fleet.script.after, fleet.script.after_roles in (
+                (None, None),
+                (None, 1),
+                (1, None),
+                (2, None),
+                (40, None),
+            ):
+                said = await fleet.ask(**kind, n=2, stream_options=options)
+                assert b'_ids":[' not in said.raw.replace(b" ", b"")
+                assert said.texts == dict.fromkeys(range(2), TEXT)
+        route = "/v1/chat/completions" if kind else "/v1/completions"
+        asked = [body for fake in fleet.cluster.workers.values() for body in fake.bodies(route) if body.get("stream")]
+        assert all(body["return_token_ids"] for body in asked)
+
+
+async def test_a_client_that_wants_the_ids_of_the_prompt_gets_them_of_every_choice(fleet: Fleet) -> None:
+    for fleet.script.after in (None, 1):
+        events = await fleet.cluster.stream(return_token_ids=True, max_tokens=500, n=2)
+        choices = [json.loads(event.removeprefix(b"data: "))["choices"][0] for event in events[:-1]]
+        prompts = {choice["index"]: choice["prompt_token_ids"] for choice in reversed(choices)}
+        told = [choice for choice in choices if choice["prompt_token_ids"]]
+        assert [choice["index"] for choice in told] == [0, 1], prompts
+        assert told[0]["prompt_token_ids"] == told[1]["prompt_token_ids"] == fleet.script.prompts[0]
+
+
 async def test_limits_count_what_was_written_before(fleet: Fleet) -> None:
     fleet.script.after = 5
     cut = await fleet.ask(max_tokens=12, min_tokens=8)

@@ -28,9 +28,14 @@ def test_the_client_gets_what_it_would_have_got_without_token_ids() -> None:
     assert without_ids(b"".join(blocks)) == b"".join(plain)
     (choice,) = tapped.journal.choices
     assert list(choice.ids) == [1, 2, 3]
-    assert choice.matches(f"x{tricky}y")
+    assert choice.sent().matches(f"x{tricky}y")
     assert choice.finished
     assert (tapped.head.id, tapped.head.created, tapped.head.model) == ("a", 3, "m")
+
+
+def test_ids_are_found_however_their_event_is_spaced() -> None:
+    spaced = b'data: {"choices": [{"index": 0, "text": "x", "token_ids": [1, 2], "prompt_token_ids" : [ 3 ]}]}\n\n'
+    assert b"[" not in without_ids(spaced).replace(b'"choices": [', b"")
 
 
 def test_the_first_event_of_a_later_choice_tells_no_ids_either() -> None:
