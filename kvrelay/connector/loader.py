@@ -15,6 +15,7 @@ import torch
 from kvrelay.connector.heads import RankHeads
 from kvrelay.connector.layout import token_slots
 from kvrelay.connector.mover import LoadTarget
+from kvrelay.connector.pace import Pace
 from kvrelay.connector.plan import LoadJob
 from kvrelay.connector.staging import Staging
 from kvrelay.store.arena import Arena, Bools
@@ -22,15 +23,8 @@ from kvrelay.types import PageFormat, SlotRef
 
 logger = logging.getLogger(__name__)
 
-POLL_S = 0.0005
-"""Pause between looks at the arena while layers are arriving; nothing polls when no load is pending."""
-LONGEST_POLL_S = 0.005
-FULL_LOOK_S = 0.05
+FULL_LOOK_S = 0.1
 """Pause between looks at all pages of a load: meanwhile one mark of the last that was missing is looked at."""
-PAUSE_OF_SILENCE = 0.1
-PAUSE_OF_LOOKING = 10.0
-"""Each look takes the interpreter from the engine's forward thread: the pause between two grows to this part of the
-time in which nothing came, and is this many times as long as a look at all pending loads takes."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +43,7 @@ class _Load:
     """One load in progress, one layer after another. Pages from ``usable`` on are given up."""
 
     def __init__(
-        self, job: LoadJob, arena: Arena, layout: LoadTarget, layers: list[torch.Tensor], heads: RankHeads
+        self, job: LoadJob, arena: Arena, layout: LoadTarget, layers: list[torch.Tensor], heads: RankHeads, now: float
     ) -> None:
         self.job = job
         self._layout = layout
@@ -57,6 +51,7 @@ class _Load:
         self._staging = Staging(arena, job.pages, heads)
         self.usable = len(job.pages)
         self.layer = 0
+        self.pace = Pace(len(layers), now)
         self._fewest_missing = len(job.pages) + 1
         self._progress_at = 0.0
         self._awaited = 0
@@ -78,6 +73,14 @@ class _Load:
 
     def advance(self, now: float, wait_s: float) -> bool:
         """Copy the next layer if it is in; whether anything moved. Gives up what made no progress for ``wait_s``."""
+        moved = self._try(now, wait_s)
+        if moved:
+            self.pace.moved()
+        else:
+            self.pace.missed(now)
+        return moved
+
+    def _try(self, now: float, wait_s: float) -> bool:
         if now < self._look_at and not self._staging.may_be_in(self._awaited, self.layer):
             return False
         ready = self._ready()
@@ -155,11 +158,6 @@ class _Load:
         return LoadResult(self.job.request_id, bad, tuple(self.suspects), self.counts, self.job.format)
 
 
-def pause_s(*, silent_s: float, looked_s: float) -> float:
-    """How long to leave the arena alone after a look of ``looked_s`` found nothing new, as for ``silent_s`` before."""
-    return min(LONGEST_POLL_S, max(POLL_S, PAUSE_OF_SILENCE * silent_s, PAUSE_OF_LOOKING * looked_s))
-
-
 class Loader:
     """Runs loads one after another. The forward thread starts, cancels and collects them, and never waits."""
 
@@ -232,17 +230,16 @@ class Loader:
             raise
 
     def _work(self, active: list[_Load]) -> None:
-        moved_at, known, rest_s = self._clock(), 0, 0.0
+        rest_s = 0.0
         while self._admit(active, rest_s):
-            began, moved = self._clock(), len(active) > known
+            began, moved = self._clock(), False
             for load in list(active):
                 moved = self._advance(load) or moved
                 if load.ended:
                     active.remove(load)
                     self._report(load.result())
-            now, known = self._clock(), len(active)
-            moved_at = now if moved else moved_at
-            rest_s = 0.0 if moved else pause_s(silent_s=now - moved_at, looked_s=now - began)
+            looked_s = self._clock() - began
+            rest_s = 0.0 if moved else min((load.pace.pause_s(looked_s) for load in active), default=0.0)
 
     def _admit(self, active: list[_Load], rest_s: float) -> bool:
         """Take new jobs; waits for one ``rest_s``, or until it comes when nothing is in progress. False: end."""
@@ -260,7 +257,7 @@ class Loader:
                 reason = "load_cancelled" if job.request_id in self._cancelled else "load_wrong_epoch"
                 self._report(LoadResult(job.request_id, self._all_blocks(job), (), {reason: 1}))
             else:
-                active.append(_Load(job, arena, self._layout, self._layers, self._heads))
+                active.append(_Load(job, arena, self._layout, self._layers, self._heads, self._clock()))
 
     def _advance(self, load: _Load) -> bool:
         if load.job.request_id in self._cancelled:

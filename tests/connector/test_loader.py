@@ -8,7 +8,7 @@ import pytest
 
 from kvrelay.connector.heads import RankHeads
 from kvrelay.connector.layout import BlockLayout
-from kvrelay.connector.loader import LONGEST_POLL_S, POLL_S, _Load, pause_s
+from kvrelay.connector.loader import _Load
 from kvrelay.connector.plan import LoadJob, PageCopy, SaveJob
 from kvrelay.connector.saver import StepSaver
 from kvrelay.connector.staging import Staging
@@ -47,7 +47,7 @@ def test_a_mark_that_comes_between_two_looks_costs_no_page_that_is_in(looks: int
 
     save(pages[0])
     job = LoadJob("r", [0, 1], pages, 0, 2 * FORMAT.page_tokens)
-    load = _Load(job, arena, layout, [cache], RankHeads.of(0, 1, caches.HEADS))
+    load = _Load(job, arena, layout, [cache], RankHeads.of(0, 1, caches.HEADS), 0.0)
     assert not load.advance(0.0, 1.0)
     assert isinstance(arena, WatchedArena)
     arena.looked = looked
@@ -83,18 +83,3 @@ def _pages(arena: Arena) -> list[PageCopy]:
 
 def _ref(page: PageCopy) -> SlotRef:
     return SlotRef(page.slot, page.generation)
-
-
-def test_a_layer_that_follows_another_is_looked_for_at_once() -> None:
-    assert pause_s(silent_s=0.001, looked_s=0.00002) == POLL_S
-
-
-def test_looking_costs_the_engine_little_however_many_loads_are_pending() -> None:
-    looked_s = 0.0002
-    assert pause_s(silent_s=0.0, looked_s=looked_s) >= 10 * looked_s
-
-
-def test_the_longer_nothing_came_the_rarer_are_the_looks_but_never_rare() -> None:
-    pauses = [pause_s(silent_s=silent_s, looked_s=0.00005) for silent_s in (0.0, 0.01, 0.02, 1.0, 60.0)]
-    assert pauses == sorted(pauses)
-    assert pauses[-1] == LONGEST_POLL_S

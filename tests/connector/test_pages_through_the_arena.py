@@ -14,6 +14,7 @@ import torch
 from kvrelay.connector.heads import RankHeads
 from kvrelay.connector.layout import BlockLayout, token_slots
 from kvrelay.connector.loader import Loader, LoadResult
+from kvrelay.connector.pace import Pace
 from kvrelay.connector.plan import LoadJob, PageCopy, SaveJob
 from kvrelay.connector.saver import StepSaver
 from kvrelay.store.arena import Arena, Bools, Checksums, Ints, SlotState
@@ -135,11 +136,11 @@ def test_a_load_is_begun_at_once_though_another_one_waits_for_layers(
 ) -> None:
     rests = threading.Event()
 
-    def for_ever(*, silent_s: float, looked_s: float) -> float:
+    def for_ever(_pace: Pace, _looked_s: float) -> float:
         rests.set()
         return 3600.0
 
-    monkeypatch.setattr("kvrelay.connector.loader.pause_s", for_ever)
+    monkeypatch.setattr("kvrelay.connector.pace.Pace.pause_s", for_ever)
     receiver, silent = Receiver(wait_s=3600), arena.occupy([7])[0]
     waiting = [PageCopy(silent.slot, silent.generation, 0, PAGE)]
     receiver.loader.start(LoadJob("waiting", [3], waiting, 0, PAGE), lambda: arena, arena.epoch)

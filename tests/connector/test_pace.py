@@ -1,0 +1,78 @@
+"""How often a load is looked at, and how late its last layer is found."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from kvrelay.connector.pace import LATE_POLL_S, LONGEST_POLL_S, PAUSE_OF_WAIT, POLL_S, Pace
+
+LAYERS = 30
+LOOK_S = 0.00002
+
+
+def looks(arrivals: Sequence[float], look_s: float = LOOK_S) -> tuple[int, float]:
+    """How often a thread wakes to find layers that come in at these times, and how late it finds the last one."""
+    now, wakes, left = 0.0, 0, list(arrivals)
+    pace = Pace(len(left), now)
+    while left:
+        if left[0] <= now:
+            left.pop(0)
+            pace.moved()
+            continue
+        pace.missed(now)
+        now += look_s + pace.pause_s(look_s)
+        wakes += 1
+    return wakes, now - arrivals[-1]
+
+
+def steady(layer_s: float, unevenness: float = 0.0, wait_s: float = 0.0) -> list[float]:
+    chance = random.Random(1)
+    return list(
+        itertools.accumulate(
+            (layer_s * (1 + unevenness * chance.uniform(-1, 1)) for _ in range(LAYERS)), initial=wait_s
+        )
+    )[1:]
+
+
+@pytest.mark.parametrize("unevenness", [0.0, 0.5])
+@pytest.mark.parametrize("layer_s", [0.001, 0.004, 0.03, 0.15, 0.5])
+def test_looks_are_few_and_the_last_layer_is_found_soon(layer_s: float, unevenness: float) -> None:
+    arrivals = steady(layer_s, unevenness)
+    wakes, late_s = looks(arrivals)
+    assert wakes <= LAYERS + 60 + arrivals[-1] / LONGEST_POLL_S
+    assert late_s <= max(POLL_S + LOOK_S, PAUSE_OF_WAIT * layer_s * (1 + unevenness), LATE_POLL_S)
+
+
+def test_layers_that_are_all_in_wake_nobody() -> None:
+    assert looks([0.0] * LAYERS) == (0, 0.0)
+
+
+def test_layers_that_come_at_once_after_a_wait_are_found_soon() -> None:
+    _wakes, late_s = looks([0.1] * LAYERS)
+    assert late_s <= LATE_POLL_S + LOOK_S
+
+
+def test_the_wait_for_the_first_layer_does_not_count_as_the_pace() -> None:
+    _wakes, late_s = looks(steady(0.004, wait_s=2.0))
+    assert late_s <= LATE_POLL_S
+
+
+def test_layers_that_come_faster_than_the_ones_before_are_found_within_the_longest_pause() -> None:
+    arrivals = [*steady(0.15)[: LAYERS // 2], *[LAYERS // 2 * 0.15 + 0.01] * (LAYERS // 2)]
+    _wakes, late_s = looks(arrivals)
+    assert late_s <= LONGEST_POLL_S + LOOK_S
+
+
+def test_a_load_that_stopped_is_looked_at_rarely() -> None:
+    pace = Pace(LAYERS, 0.0)
+    pace.missed(5.0)
+    assert pace.pause_s(LOOK_S) == LONGEST_POLL_S
+
+
+def test_looking_costs_the_engine_little_however_many_loads_are_pending() -> None:
+    look_s = 0.01
+    assert Pace(LAYERS, 0.0).pause_s(look_s) >= 10 * look_s
