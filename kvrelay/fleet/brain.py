@@ -37,6 +37,7 @@ from kvrelay.fleet.outcomes import Outcomes
 from kvrelay.fleet.prefix_waits import PrefixWaits
 from kvrelay.fleet.prefixes import Prefixes
 from kvrelay.fleet.recovery import Recovery
+from kvrelay.fleet.standing import Standings
 from kvrelay.fleet.workers import Fleet
 from kvrelay.policy.admit import RETRY_AFTER_S, Limits
 from kvrelay.policy.patience import longest_hold_s
@@ -93,6 +94,7 @@ class Brain:
         self.waits = PrefixWaits(self.prefixes, self._launcher, self._flights, self._dispatch_if_ready)
         parts = self.fleet, self.loads, self._chooser, self._launcher, self.outcomes, self.experience, self.waits
         self.recovery = Recovery(self._flights, *parts, patience(dead_after_s, transfer_wait_s))
+        self.standings = Standings(self._flights, self.fleet, self.door, self.recovery)
         self.unknown_transfers = 0
         """Milestones of transfers that this router does not know (any more)."""
 

@@ -3,6 +3,7 @@ one waiting that nobody will write on."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -48,8 +49,9 @@ class Lost:
 
     @property
     def urgency(self) -> tuple[int, float, float]:
-        """The least goes first: priority, then whoever is back soonest, then who waits longest."""
-        return -self.ask.slo.priority, self.seconds, self.since_s
+        """The least goes first: priority, then whoever would be back soonest if all had begun at once. So long prompts
+        let shorter ones pass, and not for ever."""
+        return -self.ask.slo.priority, self.since_s + self.seconds, self.since_s
 
 
 class Recovery:
@@ -78,6 +80,7 @@ class Recovery:
         self._patience = patience
         self._pace = Pace()
         self._waiting: dict[str, Lost] = {}
+        self._unheard_at_s, self._unheard_then = -math.inf, set[str]()
         self.stalls = 0
         """Workers found to make no progress with what they had to do."""
 
@@ -92,15 +95,38 @@ class Recovery:
     def unanswered(self, request_id: str, since_s: float, now: float) -> list[Command]:
         """The request waits for a word of its D since ``since_s``: whether somebody else should write."""
         flight = self._flights.get(request_id)
-        if flight is None or not self._is_stalled(flight.decode.worker, since_s, now):
+        if flight is None:
+            return []
+        worker, forgotten = flight.decode.worker, self._is_forgotten(flight, since_s, now)
+        if not forgotten and not self._is_stalled(worker, since_s, now, self._moves(flight)):
             return []
         if not flight.writes and self._waits_for_pages(flight, now):
             return []
-        # A worker may well wake up: as long as nobody else could write, it is waited for, and gets work.
-        if self._chooser.decode(flight.ask, self._failed_by(flight), now) is None:
+        # A worker may well wake up: as long as nobody else could write, it is waited for, and gets work. Of others that
+        # are not heard either no more can be said: all of them may be well, and this router or its network is not.
+        if self._chooser.decode(flight.ask, self._failed_by(flight) | self._unheard(now), now) is None:
             return []
-        self._stall(flight.decode.worker, now)
-        return [AbandonDecode(request_id=request_id, reason="silent")]
+        if not forgotten:
+            self._stall(worker, now)
+        return [AbandonDecode(request_id=request_id, reason="forgotten" if forgotten else "silent")]
+
+    def _is_forgotten(self, flight: Flight, since_s: float, now: float) -> bool:
+        if not flight.writes or now - since_s <= self._patience.alone_s:  # nearly always
+            return False
+        worker = flight.decode.worker
+        makes_progress = self._fleet.workers.silent_s(worker, now) <= self._patience.worker_s
+        return makes_progress and self._patience.is_forgotten(now - since_s, self._step_s(worker))
+
+    def _moves(self, flight: Flight) -> int:
+        """How many workers had this answer since its last word, and did not write it."""
+        return 0 if flight.writes else len(flight.tried_decode) - 1
+
+    def _unheard(self, now: float) -> set[str]:
+        """Workers that missed a heartbeat or two: alive, as far as anybody knows."""
+        if self._unheard_at_s != now:
+            silent = (member for member in self._fleet.workers if now - member.heard_s > self._patience.worker_s)
+            self._unheard_at_s, self._unheard_then = now, {member.info.name for member in silent}
+        return self._unheard_then
 
     def _waits_for_pages(self, flight: Flight, now: float) -> bool:
         """D says that it lives, and has nothing to step with: pages of its prompt are still on their way."""
@@ -126,11 +152,15 @@ class Recovery:
                     self._stall(held.worker, now)
                     yield AbandonPrefill(request_id=flight.request_id, index=leg.index)
 
-    def _is_stalled(self, worker: str, since_s: float, now: float) -> bool:
+    def _is_stalled(self, worker: str, since_s: float, now: float, moves: int = 0) -> bool:
         if now - since_s <= self._patience.stream_s:  # nearly always
             return False
         silent_s = self._fleet.workers.silent_s(worker, now)
-        return self._patience.is_over(now - since_s, silent_s, self._step_s(worker))
+        return self._patience.is_over(now - since_s, silent_s, self._step_s(worker), moves)
+
+    def silence_s(self, worker: str) -> float:
+        """For how long a request hears nothing of ``worker``, which shows no life, until another one writes."""
+        return self._patience.silence_s(self._step_s(worker))
 
     def _step_s(self, worker: str) -> float:
         if self._fleet.workers.get(worker) is None:
@@ -175,7 +205,8 @@ class Recovery:
                 for worker in self._chooser.ground(ask.facts.model, now).writers
                 if not worker.engine.replays or not may_replay(rest.replay_tokens, self._step_s(worker.name))
             }
-        return self._chooser.resume(ask, shunned, now)
+        heard = self._chooser.resume(ask, shunned | self._unheard(now), now)
+        return heard if heard is not None else self._chooser.resume(ask, shunned, now)
 
     def hand_over(self, request_id: str, rest: Rest, *, reason: str, now: float) -> Plan | None:
         """Its D could write on, and is to be left: where the rest begins at once. None: nowhere, and nothing has
@@ -254,6 +285,11 @@ class Recovery:
                 yield Refuse(request_id=flight.request_id, reason=reason, after_s=RETRY_AFTER_S)
             else:
                 yield Start(request_id=flight.request_id, plan=self._go(flight, lost.ask, pick, now))
+
+    def waiting_since_s(self, request_id: str) -> float | None:
+        """Since when an answer waits for its turn; None for one that does not."""
+        lost = self._waiting.get(request_id)
+        return None if lost is None else lost.since_s
 
     # ------------------------------------------------------------ what became of it
 

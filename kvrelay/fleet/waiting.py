@@ -4,6 +4,7 @@ never let one model's requests hold up another's, nor serve one tenant while ano
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from kvrelay.fleet.flight import Ask
@@ -52,6 +53,13 @@ class WaitingRoom:
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._priorities
+
+    def __iter__(self) -> Iterator[Waiting]:
+        return (request for lines in self._lines.values() for line in lines.values() for request in line.requests)
+
+    def find(self, request_id: str) -> Waiting | None:
+        """None when it does not wait."""
+        return next((request for request in self if request.request_id == request_id), None)
 
     def add(self, request: Waiting) -> None:
         slo = request.ask.slo
@@ -177,6 +185,11 @@ class WaitingRooms:
     def _tidy(self, model: str) -> None:
         if not self._rooms[model]:
             del self._rooms[model]
+
+    def find(self, request_id: str) -> Waiting | None:
+        """None when it does not wait."""
+        rooms = (room for room in self._rooms.values() if request_id in room)
+        return next((room.find(request_id) for room in rooms), None)
 
     def overdue(self, now: float) -> list[Waiting]:
         """Requests whose time to wait is over."""

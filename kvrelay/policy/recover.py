@@ -19,6 +19,10 @@ MAX_REPLAY_S = 30.0
 them wait no longer than a minute. A beginning that takes longer is not worth it: the client is told to ask again."""
 
 
+MAX_DOUBTS = 4.0
+"""Most times the usual silence of a worker that an answer bears which was moved without a word of it written."""
+
+
 class Manner(StrEnum):
     """How an answer goes on elsewhere."""
 
@@ -83,10 +87,25 @@ class Patience(Value, frozen=True, kw_only=True):
     """A worker that waits for pages may be silent for so long after whoever computes or sends them was heard of."""
     steps: float = 8.0
     """A request waits for at least so many predicted steps."""
+    alone_s: float = 30.0
+    """An answer that was begun waits no longer for its next word, however busy its worker is with others."""
 
-    def is_over(self, silent_s: float, worker_silent_s: float, step_s: float) -> bool:
-        """Whether somebody else should write the answer on."""
-        return silent_s > max(self.stream_s, self.steps * step_s) and worker_silent_s > self.worker_s
+    def is_over(self, silent_s: float, worker_silent_s: float, step_s: float, moves: int = 0) -> bool:
+        """Whether somebody else should write the answer on, which was moved ``moves`` times since its last word.
+
+        Each of them has cost it its place in a queue. Without more patience every short pause of a worker would send
+        all that wait there to the end of another queue, which grows by that: then many never get a word.
+        """
+        doubts = min(2.0**moves, MAX_DOUBTS)
+        return silent_s > self.silence_s(step_s) and worker_silent_s > self.worker_s * doubts
+
+    def is_forgotten(self, silent_s: float, step_s: float) -> bool:
+        """Whether a worker that makes progress has ceased to write one of its answers."""
+        return silent_s > max(self.alone_s, self.silence_s(step_s))
+
+    def silence_s(self, step_s: float) -> float:
+        """Longest silence of a stream whose worker takes ``step_s`` for a step and shows no life."""
+        return max(self.stream_s, self.steps * step_s)
 
 
 def patience(dead_after_s: float, transfer_wait_s: float = 120.0) -> Patience:

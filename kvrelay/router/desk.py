@@ -7,6 +7,8 @@ import functools
 import logging
 from collections.abc import Callable, Iterable
 
+import msgspec
+
 from kvrelay.errors import BadRequest, Overloaded
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.flight import Ask, Command, Plan, PullPages, Start
@@ -33,6 +35,7 @@ log = logging.getLogger("kvrelay.router")
 COPY_EVERY_S = 1.0
 """How often running answers are looked at for pages to copy: naming them takes some microseconds each."""
 
+MAX_RUNNING_TOLD = 1024
 MAX_ROOTS = 4096
 """Roots of page names that are remembered: one for each tenant and kind of worker."""
 
@@ -186,6 +189,24 @@ class Desk:
         for request_id, exchange in list(self._open.items()):
             if (written := exchange.written()) is not None:
                 self.obey(self._brain.copies.look(request_id, *written, now))
+
+    def standing(self, request_id: str) -> dict[str, object] | None:
+        """What a request waits for now, JSON-ready; None when it is over."""
+        exchange = self._open.get(request_id)
+        if exchange is None:
+            return None
+        standing = self._brain.standings.of(request_id, exchange.wait.silent_since_s, self._clock())
+        return msgspec.structs.asdict(standing) | exchange.standing()
+
+    def running(self, tenant: str) -> list[dict[str, object]]:
+        """Requests of ``tenant`` in flight, the oldest first, each with what it waits for; not too many."""
+        now, told = self._clock(), list[dict[str, object]]()
+        for request_id in self._open:
+            ask = self._brain.standings.ask(request_id)
+            if ask is not None and ask.tenant == tenant and len(told) < MAX_RUNNING_TOLD:
+                age_s = now - ask.received_s
+                told.append({"request_id": request_id, "age_s": age_s, "now": self.standing(request_id)})
+        return told
 
     @property
     def journal_tokens(self) -> int:

@@ -110,6 +110,11 @@ class Exchange:
     def __repr__(self) -> str:
         return f"<Exchange {self._id} {'decoding' if self._decodes else 'waiting'}, {len(self._prefills)} prefills>"
 
+    def standing(self) -> dict[str, object]:
+        """How far it is, as its parts tell of themselves."""
+        parts = (self._turn, self.wait, self._prefills, self._decodes, self._relay, self._succession)
+        return {"driven_by": [repr(part) for part in parts if part is not None]}
+
     @property
     def output_tokens(self) -> int:
         """Exact where the answer carries its usage or is journaled, else the number of its events with a token."""

@@ -78,6 +78,7 @@ class Gateway:
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/health", self._health)
         app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/kvrelay/requests", self._running)
         app.router.add_get("/kvrelay/requests/{id}", self._timeline)
         app.on_response_prepare.append(_name_response)
         return app
@@ -206,12 +207,17 @@ class Gateway:
     async def _metrics(self, _http: web.Request) -> web.Response:
         return web.Response(body=self._telemetry.exposition(), headers={"content-type": "text/plain; version=0.0.4"})
 
+    async def _running(self, http: web.Request) -> web.Response:
+        return _json({"requests": self._desk.running(self._tenant(http).name)})
+
     async def _timeline(self, http: web.Request) -> web.Response:
         tenant = self._tenant(http)
-        timeline = self._brain.ledger.get(http.match_info["id"])
+        request_id = http.match_info["id"]
+        timeline = self._brain.ledger.get(request_id)
         if timeline is None or timeline.tenant != tenant.name:
             raise BadRequest("no such request; the last 1,000 are kept, under their x-request-id", status=404)
-        return _json(timeline.report() | {"actual": actual(timeline).report()})
+        now = self._desk.standing(request_id)
+        return _json(timeline.report() | {"actual": actual(timeline).report()} | ({"now": now} if now else {}))
 
 
 def _require_json(http: web.Request) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -9,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from kvrelay.fleet.brain import Brain
-from kvrelay.fleet.flight import AbandonDecode, Plan, Rest, Start
+from kvrelay.fleet.flight import AbandonDecode, Command, Plan, Rest, Start
 from kvrelay.policy.admit import Slo
 from kvrelay.policy.recover import Manner, Pace
 from kvrelay.protocol.feed import Heartbeat, TransferEvent
@@ -164,6 +165,21 @@ def test_a_death_with_many_streams_is_no_storm_of_prompts() -> None:
     assert len(set(urgency)) == 3
 
 
+def test_short_prompts_pass_a_long_one_and_not_for_ever() -> None:
+    brain = known_brain([], [("d0", "s1"), ("d1", "s1")])
+    lengths = {"r0": 4000, "r1": 2000, "r2": 2000, "r3": 2000}
+    for number, name in enumerate(lengths):
+        begun(brain, ask(name, (number, 2000)))
+        brain.first_token(name, 0.5)
+    begun(brain, ask("r4", (4, 2000), now=6.0), 6.0)
+    brain.first_token("r4", 6.5)
+    for number, (name, tokens) in enumerate(lengths.items()):
+        brain.recovery.lost(name, Rest(ask=ask(name, (40 + number, tokens)), tokens=1), reason="reset", now=1.0)
+    brain.recovery.lost("r4", Rest(ask=ask("r4", (50, 2000)), tokens=1), reason="reset", now=7.0)
+    turns = [command.request_id for tenth in range(10, 400) for command in brain.recovery.turn(tenth / 10)]
+    assert turns.index("r4") == len(turns) - 1
+
+
 # ---------------------------------------------------------------- who hangs
 
 
@@ -172,17 +188,19 @@ class Beats:
 
     def __init__(self, *decodes: str) -> None:
         self.brain = Brain(dead_after_s=2.0, transfer_wait_s=60.0, local_prefill=False)
+        self.now = 0.1
         self.brain.members.register_store(store(), 0.0)
         self.workers = [member("p0", Role.PREFILL), *(member(name, Role.DECODE) for name in decodes)]
         for info in self.workers:
             self.brain.register_worker(info, 0.0)
 
-    def silent(self, until_s: float, *, beating: bool = True, p_steps: bool = True) -> AbandonDecode | None:
-        """D writes nothing from 0.1 s on; the first command to leave it. Workers beat, and only P makes progress."""
+    def silent(self, until_s: float, *, mute: Collection[str] = (), p_steps: bool = True) -> AbandonDecode | None:
+        """D writes nothing from 0.1 s on; the first command to leave it. Workers beat unless they are ``mute``, and
+        only P makes progress."""
         for tenth in range(1, round(until_s * 10)):
             now = tenth / 10
             for info in self.workers:
-                if beating or info.name == "p0":
+                if info.name not in mute:
                     steps = tenth if info.name == "p0" and p_steps else 0
                     self.brain.members.heartbeat(
                         info,
@@ -195,6 +213,21 @@ class Beats:
                 assert isinstance(command, AbandonDecode)
                 return command
         return None
+
+    @property
+    def decode(self) -> str:
+        """The D of ``r0``."""
+        return self.brain.decode_order("r0", self.now).worker
+
+    def steps(self, now: float, *, hangs: str = "") -> None:
+        """All beat; all but one make progress."""
+        self.now = now
+        for info in self.workers:
+            member = self.brain.fleet.workers.get(info.name)
+            assert member is not None, "it is registered"
+            done = member.progress if info.name == hangs else round(now * 1000)
+            beat = Heartbeat(name=info.name, incarnation=info.incarnation, healthy=True, counts={}, progress=done)
+            self.brain.members.heartbeat(info, beat, now)
 
     def asked(self) -> str:
         """``r0`` is with P and with D; its transfer."""
@@ -228,7 +261,55 @@ def test_a_d_that_has_all_pages_and_makes_no_progress_hangs() -> None:
 def test_a_d_that_falls_silent_hangs_whatever_it_waited_for() -> None:
     beats = Beats("d0", "d1")
     beats.asked()
-    assert beats.silent(9.0, beating=False) is not None
+    assert beats.silent(9.0, mute={beats.decode}) is not None
+
+
+def test_nobody_leaves_a_d_for_another_one_that_is_as_silent() -> None:
+    beats = Beats("d0", "d1")
+    beats.asked()
+    assert beats.silent(1.9, mute={"d0", "d1"}) is None
+    assert beats.brain.recovery.stalls == 0
+
+
+def test_the_rest_goes_to_one_that_is_heard() -> None:
+    beats = Beats("d0", "d1", "d2")
+    beats.asked()
+    lost = beats.decode
+    mute = next(name for name in ("d0", "d1", "d2") if name != lost)
+    beats.silent(1.9, mute={mute})
+    assert beats.brain.fleet.workers.is_usable(mute, 1.9)
+    beats.brain.first_token("r0", 1.9)
+    assert isinstance(beats.brain.recovery.lost("r0", rest(), reason="reset", now=1.9), Plan)
+    assert beats.decode not in (lost, mute)
+
+
+def test_an_answer_that_was_moved_without_a_word_bears_longer_pauses_of_workers() -> None:
+    beats = Beats("d0", "d1", "d2")
+    beats.asked()
+    beats.brain.first_token("r0", 0.1)
+    waits_s = []
+    for _ in range(2):
+        lost, since_s = beats.decode, beats.now
+        beats.steps(beats.now + 0.1)
+        while not beats.brain.recovery.unanswered("r0", since_s, beats.now):
+            beats.steps(beats.now + 0.1, hangs=lost)
+        waits_s.append(beats.now - since_s)
+        assert isinstance(beats.brain.recovery.lost("r0", rest(), reason="silent", now=beats.now), Plan)
+    assert 1.5 < waits_s[0] < 1.8
+    assert 2.0 < waits_s[1] < 2.4
+
+
+def test_an_answer_that_its_busy_worker_has_forgotten_goes_on_elsewhere() -> None:
+    beats = Beats("d0", "d1")
+    beats.asked()
+    beats.brain.first_token("r0", 0.1)
+    commands: list[Command] = []
+    while not commands and beats.now < 60.0:
+        beats.steps(beats.now + 0.5)
+        commands = beats.brain.recovery.unanswered("r0", 0.1, beats.now)
+    assert commands == [AbandonDecode(request_id="r0", reason="forgotten")]
+    assert 30.0 < beats.now < 31.0
+    assert beats.brain.recovery.stalls == 0, "its worker works"
 
 
 def test_nobody_waits_for_pages_for_ever() -> None:

@@ -228,6 +228,12 @@ async def test_the_timeline_tells_both_legs(cluster: Cluster) -> None:
     prefill.hold.clear()
     asked = asyncio.create_task(cluster.post("/v1/completions", {"model": "tiny", "prompt": "Hello, you"}))
     await until(decode.bodies)  # the last chunk was heard of, and not overtaken by P's answer
+    async with cluster.http.get("/kvrelay/requests") as response:
+        (running,) = (await response.json())["requests"]
+    assert (running["now"]["waits_for"], running["now"]["decode"]["worker"]) == ("decode", "d1")
+    assert "<Turn come>" in running["now"]["driven_by"]
+    async with cluster.http.get(f"/kvrelay/requests/{running['request_id']}") as response:
+        assert (await response.json())["now"]["prefills"][0]["state"] == "last_chunk"
     prefill.hold.set()
     _, _, headers = await asked
     name = headers["x-request-id"]
@@ -238,6 +244,7 @@ async def test_the_timeline_tells_both_legs(cluster: Cluster) -> None:
     async with cluster.http.get(f"/kvrelay/requests/{name}") as response:
         timeline = await response.json()
     assert timeline["path"] == "remote_prefill"
+    assert "now" not in timeline, "it is over"
     (decision,) = timeline["decision"]
     assert (decision["about"], decision["prefill_worker"], decision["decode_worker"]) == ("request", "p1", "d1")
     assert decision["runners_up"] == []

@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from kvrelay.deploy.chaos.stories import Stories
 from kvrelay.deploy.chaos.verdict import Seen, Tally
 from kvrelay.errors import Lost
 
@@ -53,6 +54,7 @@ class Clients:
         self._http = http
         self._url = f"{url}/v1/completions"
         self._models = f"{url}/v1/models"
+        self._stories = Stories(http, url)
         self._questions = asked
         self._hung_s = hung_s
         self._answers: dict[int, str] = {}
@@ -121,6 +123,7 @@ class Clients:
             task = asyncio.create_task(self._stream(question, reading))
             self._running[task] = question, reading
             try:
+                await self._watch(task, reading)
                 seen = await task
             except asyncio.CancelledError:
                 me = asyncio.current_task()
@@ -156,16 +159,28 @@ class Clients:
     def _ordered(self) -> list[asyncio.Task[Seen]]:
         return sorted(self._running, key=lambda task: self._running[task][0].number)
 
+    async def _watch(self, task: asyncio.Task[Seen], reading: _Reading) -> None:
+        """Until it is over. When nothing comes for too long its router is asked why, before it hears that the client
+        goes away."""
+        while not task.done():
+            left_s = self._hung_s - reading.silent_s
+            if left_s > 0:
+                await asyncio.wait({task}, timeout=left_s)
+            else:
+                reading.hung = True
+                reading.story = await self._stories.of(reading.request_id, reading.age_s)
+                task.cancel()
+                return
+
     async def _stream(self, question: Question, reading: _Reading) -> Seen:
         try:
-            body, limit = question.body(self._model, stream=True), aiohttp.ClientTimeout(sock_read=self._hung_s)
+            body, limit = question.body(self._model, stream=True), aiohttp.ClientTimeout()  # it is watched
             asked = self._http.post(self._url, json=body, timeout=limit, read_bufsize=READ_BYTES)
             async with asked as response:
                 reading.status = response.status
+                reading.request_id = response.headers.get("x-request-id", "")
                 if response.status == 200:
                     await self._read(response, reading)
-        except TimeoutError:
-            reading.hung = True
         except aiohttp.ClientError:
             pass  # cut: what was read so far is judged
         except asyncio.CancelledError:
@@ -183,20 +198,31 @@ class _Reading:
 
     def __init__(self) -> None:
         self._clock = asyncio.get_running_loop().time
-        self._heard_s = self._clock()
+        self._asked_s = self._heard_s = self._clock()
         self._rest = b""
         self._text: list[str] = []
         self._pause_s = 0.0
         self._done = self._error = False
         self.status = 0
+        self.request_id = self.story = ""
         self.hung = self.cancelled = False
         self.rest_s = 0.0
         """Nothing is read for so long, from the next piece on."""
+
+    @property
+    def age_s(self) -> float:
+        return self._clock() - self._asked_s
+
+    @property
+    def silent_s(self) -> float:
+        """Since the last piece; the time for which nothing is read on purpose is none of it."""
+        return self._clock() - self._heard_s
 
     async def pause(self) -> None:
         """Do not read while that was asked for; that is no pause of the answer's."""
         if self.rest_s:
             rest_s, self.rest_s = self.rest_s, 0.0
+            self._heard_s = self._clock() + rest_s
             await asyncio.sleep(rest_s)
             self._heard_s = self._clock()
 
@@ -225,6 +251,7 @@ class _Reading:
             done=self._done,
             error=self._error,
             hung=self.hung,
+            story=self.story,
             cancelled=self.cancelled,
             longest_pause_s=self._pause_s,
         )

@@ -6,7 +6,12 @@ from __future__ import annotations
 from collections import Counter
 from enum import StrEnum
 
+import msgspec
+
 from kvrelay.types import Value
+
+MAX_TOLD = 10
+"""Failures that are told in words."""
 
 
 class Verdict(StrEnum):
@@ -39,6 +44,8 @@ class Seen(Value, frozen=True, kw_only=True):
     error: bool = False
     """An error event came."""
     hung: bool = False
+    story: str = ""
+    """Of one that hung: what it waited for, as its router says."""
     cancelled: bool = False
     longest_pause_s: float = 0.0
     """Between two events, or before the first one."""
@@ -77,8 +84,10 @@ class Tally:
         self.verdicts[verdict] += 1
         if verdict is Verdict.RIGHT:
             self.pauses_s.append(seen.longest_pause_s)
-        elif verdict in (Verdict.WRONG, Verdict.HUNG) and len(self.failures) < 10:
-            self.failures.append(f"{what}: {verdict}, {seen!r}, expected {expected!r}"[:2000])
+        elif verdict in (Verdict.WRONG, Verdict.HUNG) and len(self.failures) < MAX_TOLD:
+            shown = msgspec.structs.replace(seen, story="")
+            story = f": {seen.story}" if seen.story else ""
+            self.failures.append(f"{what}: {verdict}{story}" + f"; {shown!r}, expected {expected!r}"[:2000])
         return verdict
 
     def pause_s(self, share: float) -> float:

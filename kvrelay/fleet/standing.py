@@ -1,0 +1,103 @@
+"""What a request in flight waits for, for whoever asks why nothing comes. It must never change anything of that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kvrelay.fleet.door import Door
+from kvrelay.fleet.flight import Ask, Flight, LegState
+from kvrelay.fleet.recovery import Recovery
+from kvrelay.fleet.workers import Fleet
+from kvrelay.types import Value
+
+
+class Standing(Value, frozen=True, kw_only=True):
+    """JSON-ready. Seconds are until now, unless they say otherwise."""
+
+    waits_for: str
+    """``admission``: to be let in; ``pace``: its turn, since prompts of lost answers are computed one after the other;
+    ``prefix``: KV that another request computes; ``prefill``: P; ``decode``: a word of D; ``client``: nothing here."""
+    waits_s: float | None = None
+    given_up_s: float | None = None
+    """After so long a wait it is over: refused, or, with a D whose worker shows no life either, written elsewhere."""
+    begun: bool = False
+    """Something was written of its answer."""
+    resumes: int = 0
+    """How often it lost its D."""
+    decode: dict[str, object] | None = None
+    prefills: tuple[dict[str, object], ...] = ()
+    """Of each prompt: its worker, how far it is, and that worker."""
+
+
+class Standings:
+    """Of all requests of one router."""
+
+    def __init__(self, flights: Mapping[str, Flight], fleet: Fleet, door: Door, recovery: Recovery) -> None:
+        self._flights = flights
+        self._fleet = fleet
+        self._door = door
+        self._recovery = recovery
+
+    def __repr__(self) -> str:
+        return f"<Standings of {len(self._flights)} requests>"
+
+    def of(self, request_id: str, silent_since_s: float | None, now: float) -> Standing:
+        """``silent_since_s``: since when its D owes it a word; None when it owes it none."""
+        flight = self._flights.get(request_id)
+        if flight is None:
+            return self._at_the_door(request_id, now)
+        waits_for, since_s, given_up_s = self._awaited(flight, silent_since_s)
+        return Standing(
+            waits_for=waits_for,
+            waits_s=None if since_s is None else now - since_s,
+            given_up_s=given_up_s,
+            begun=flight.writes or flight.resumes > 0,
+            resumes=flight.resumes,
+            decode=self._worker(flight.decode.worker, now),
+            prefills=tuple(
+                {"state": leg.state.value, "pages_over": leg.transfer_over, "transfer": leg.transfer}
+                | self._worker(leg.worker, now)
+                for leg in flight.legs
+            ),
+        )
+
+    def ask(self, request_id: str) -> Ask | None:
+        """What was asked for; None when it is over."""
+        flight = self._flights.get(request_id)
+        waiting = self._door.waiting.find(request_id) if flight is None else None
+        return flight.ask if flight is not None else waiting.ask if waiting is not None else None
+
+    def _at_the_door(self, request_id: str, now: float) -> Standing:
+        waiting = self._door.waiting.find(request_id)
+        if waiting is None:
+            return Standing(waits_for="client")
+        limit_s = waiting.until_s - waiting.since_s
+        return Standing(waits_for="admission", waits_s=now - waiting.since_s, given_up_s=limit_s)
+
+    def _awaited(self, flight: Flight, silent_since_s: float | None) -> tuple[str, float | None, float | None]:
+        """What for, since when, and for how long at most where that is known."""
+        lost_since_s = self._recovery.waiting_since_s(flight.request_id)
+        if lost_since_s is not None:
+            return "pace", lost_since_s, None
+        if silent_since_s is not None:
+            return "decode", silent_since_s, self._recovery.silence_s(flight.decode.worker)
+        if flight.dispatched:
+            return "client", None, None
+        held = any(leg.state is LegState.HELD for leg in flight.legs) or not flight.legs
+        return "prefix" if held else "prefill", flight.heard_s, None
+
+    def _worker(self, name: str, now: float) -> dict[str, object]:
+        member = self._fleet.workers.get(name)
+        if member is None:
+            return {"worker": name, "known": False}
+        return {
+            "worker": name,
+            "usable": self._fleet.workers.is_usable(name, now),
+            "healthy": member.healthy,
+            "left": member.left,
+            "draining": member.draining,
+            "stalled": member.stalled_s is not None,
+            "links": member.links,
+            "heard_s": now - member.heard_s,
+            "progress_s": now - member.progress_s,
+        }

@@ -1,0 +1,92 @@
+"""What a request in flight waits for, as an operator sees it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvrelay.fleet.brain import Brain
+from kvrelay.fleet.flight import Rest
+from kvrelay.fleet.standing import Standing
+from kvrelay.policy.admit import Limits
+from kvrelay.types import Role
+from tests.fleet.known import ask, known_brain, member
+from tests.fleet.values import begun, store
+
+
+def split_brain(limits: Limits | None = None) -> Brain:
+    """Of one P, which computes every prompt, and one D."""
+    brain = Brain(dead_after_s=1e9, transfer_wait_s=120.0, local_prefill=False, limits=limits)
+    brain.members.register_store(store(), 0.0)
+    for name, role in (("p0", Role.PREFILL), ("d0", Role.DECODE)):
+        brain.register_worker(member(name, role), 0.0)
+    return brain
+
+
+def standing(brain: Brain, now: float, name: str = "r0", silent_since_s: float | None = None) -> Standing:
+    return brain.standings.of(name, silent_since_s, now)
+
+
+def known(told: dict[str, Any] | None) -> dict[str, Any]:
+    assert told is not None
+    return told
+
+
+def test_a_request_whose_prompt_is_computed_waits_for_its_p() -> None:
+    brain = split_brain()
+    begun(brain, ask("r0", (7, 1000)))
+    brain.prefill_sent("r0", 1.0)
+    told = standing(brain, 3.0)
+    assert (told.waits_for, told.waits_s, told.begun) == ("prefill", 2.0, False)
+    assert [(leg["worker"], leg["state"]) for leg in told.prefills] == [("p0", "sent")]
+
+
+def test_one_that_d_owes_a_word_waits_for_it_and_not_for_ever() -> None:
+    brain = known_brain([], [("d0", "s1"), ("d1", "s1")])
+    begun(brain, ask("r0", (7, 200)))
+    worker = brain.decode_order("r0", 0.2).worker
+    told = standing(brain, 3.0, silent_since_s=1.0)
+    assert (told.waits_for, told.waits_s) == ("decode", 2.0)
+    assert told.given_up_s == pytest.approx(brain.recovery.silence_s(worker))
+    assert (known(told.decode)["worker"], known(told.decode)["usable"]) == (worker, True)
+
+
+def test_one_whose_client_reads_waits_for_nobody_here() -> None:
+    brain = known_brain([], [("d0", "s1")])
+    begun(brain, ask("r0", (7, 200)))
+    brain.first_token("r0", 0.5)
+    assert (standing(brain, 1.0).waits_for, standing(brain, 1.0).begun) == ("client", True)
+
+
+def test_a_lost_answer_waits_for_its_turn() -> None:
+    brain = known_brain([], [("d0", "s1"), ("d1", "s1")])
+    for number in range(4):
+        begun(brain, ask(f"r{number}", (number, 2000)))
+        brain.first_token(f"r{number}", 0.5)
+    for number in range(4):
+        rest = Rest(ask=ask(f"r{number}", (40 + number, 2000)), tokens=1)
+        brain.recovery.lost(f"r{number}", rest, reason="reset", now=1.0)
+    told = standing(brain, 1.5, "r3")
+    assert (told.waits_for, told.waits_s, told.resumes) == ("pace", 0.5, 1)
+
+
+def test_one_that_was_not_let_in_waits_at_the_door_with_a_deadline() -> None:
+    brain = split_brain(Limits(queue_s=0.1, hold_s=5.0))
+    number = 0
+    while not brain.door.waiting and number < 20:
+        brain.begin(ask(f"r{number}", (number, 2000)), 0.0)
+        number += 1
+    name = f"r{number - 1}"
+    told = standing(brain, 0.5, name)
+    assert (told.waits_for, told.waits_s) == ("admission", 0.5)
+    assert told.given_up_s is not None
+    waiting = brain.standings.ask(name)
+    assert waiting is not None
+    assert waiting.facts.request_id == name
+
+
+def test_nothing_is_known_of_one_that_is_over() -> None:
+    brain = known_brain([], [("d0", "s1")])
+    assert brain.standings.ask("r0") is None
+    assert standing(brain, 1.0).waits_for == "client"
