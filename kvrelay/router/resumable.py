@@ -8,6 +8,7 @@ from kvrelay.fleet.flight import Ask, DecodeOrder, Rest
 from kvrelay.fleet.journal import Journal
 from kvrelay.policy.recover import Manner, manner
 from kvrelay.router.defaults import Defaults
+from kvrelay.router.joined import Joined
 from kvrelay.router.legs import replay_body, rest_body
 from kvrelay.router.naming import Naming
 from kvrelay.router.request import ClientRequest, Kind
@@ -136,8 +137,11 @@ class Remains:
         return prompt if self.manner is Manner.REPLAY else [*prompt, *choice.ids]
 
     def written(self) -> tuple[PromptNames, int]:
-        """Names of the full pages of the first choice's prompt and answer so far, and the tokens of both."""
-        ids = [*self.prompts[0], *self.journal.choices[0].ids]
+        """Names of the full pages of the first choice's prompt and answer so far, and the tokens of both.
+
+        Asked for again and again: what was named before is not even read.
+        """
+        ids = Joined(self.prompts[0], self.journal.choices[0].ids)
         return self._written.of(ids), len(ids)
 
     def rest(self, indices: list[int]) -> Rest:
