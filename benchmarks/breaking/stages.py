@@ -126,9 +126,7 @@ async def router(quick: bool) -> dict[str, Any]:
         pages = await site.clients.metric("kvrelay_index_pages")
         for _ in range(2 if quick else 5):
             await site.cluster.kill("router")
-            site.cluster._doomed.discard("router")
-            await site.cluster._spawn(site.cluster._members["router"])
-            await site.cluster._until_ready(["router"])
+            await site.cluster.start_again("router")
             began = time.monotonic()
             await site.clients.until("kvrelay_worker_ready", 32)
             heard.append(time.monotonic() - began)

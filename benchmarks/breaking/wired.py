@@ -15,7 +15,7 @@ from kvrelay.config_text import render
 from kvrelay.deploy.key import write_secret
 from kvrelay.deploy.local import LocalCluster
 from kvrelay.deploy.members import Kind, Member, RunDir, members
-from kvrelay.deploy.ports import free_port
+from kvrelay.deploy.ports import PortClaims, free_port
 from kvrelay.types import Role, Transport
 
 LOOPBACK = "127.0.0.1"
@@ -56,9 +56,9 @@ class Wires:
         with cut(self.stores):
             yield
 
-    def members(self, config: Config, run: RunDir, model: Path) -> list[Member]:
+    def members(self, config: Config, run: RunDir, model: Path, claims: PortClaims) -> list[Member]:
         """The cluster's processes, each told the addresses of wires instead of those of the others."""
-        wanted = members(config, run, model)
+        wanted = members(config, run, model, claims)
         router = next(member for member in wanted if member.kind is Kind.ROUTER)
         self.cut_off = next(member.name for member in reversed(wanted) if member.role is Role.DECODE)
         return [self._joined(member, config, run, router) for member in wanted]

@@ -13,7 +13,7 @@ from kvrelay.cli.settings import ConfigFile, KeyFile, Model, check_addresses, lo
 from kvrelay.cli.terminal import reported, run
 from kvrelay.deploy.key import read_key
 from kvrelay.deploy.model import model_path
-from kvrelay.deploy.ports import CONTROL_PORT, free_port, require_free
+from kvrelay.deploy.ports import CONTROL_PORT, PortClaims, require_free
 from kvrelay.deploy.progress import READY_MARK
 from kvrelay.errors import Misconfigured
 from kvrelay.types import Role, StoreInfo, WorkerInfo
@@ -127,13 +127,14 @@ def worker(
     """
     from kvrelay.deploy.worker import WorkerPlan, run_worker
 
+    claims = PortClaims()
     with reported():
         given = {"role": role and role.value, "host": host, "advertise": advertise, "cpus": cpus}
         settings = load(config, worker=given, model={"path": model})
         routers = check_addresses("--router", router)
         kind = settings.worker.role or Role.BOTH
         require_free(settings.worker.host, port, "--port")
-        port = port or free_port(settings.worker.host)
+        port = port or claims.free(settings.worker.host)
         plan = WorkerPlan(
             name=name or f"{kind}-{port}",
             role=kind,
@@ -148,4 +149,5 @@ def worker(
     def ready(info: WorkerInfo) -> None:
         announce_ready(f"worker {info.name} at {info.url}, {info.engine.kv_tokens} KV tokens")
 
-    run(run_worker(settings, plan, ready=ready))
+    with claims:
+        run(run_worker(settings, plan, ready=ready))

@@ -12,7 +12,7 @@ from kvrelay.channel import reachable
 from kvrelay.config import Config, MockConfig
 from kvrelay.deploy import cores
 from kvrelay.deploy.mock.roster import mock_names
-from kvrelay.deploy.ports import CONTROL_PORT, free_port, next_free, require_free
+from kvrelay.deploy.ports import CONTROL_PORT, PortClaims, require_free
 from kvrelay.errors import Misconfigured
 from kvrelay.types import Role, Value
 
@@ -79,8 +79,9 @@ class RunDir:
         return path
 
 
-def settle_ports(config: Config) -> Config:
-    """``config`` with every port that was left open chosen. Raises ``Misconfigured`` when a wanted one is taken."""
+def settle_ports(config: Config, claims: PortClaims) -> Config:
+    """``config`` with every port that was left open chosen and claimed. Raises ``Misconfigured`` when a wanted one is
+    taken."""
     router = config.router
     if config.cluster.stores > 1 and (config.store.peer_port or config.store.advertise):
         raise Misconfigured("store.peer_port and store.advertise name one store; leave them out with two stores")
@@ -91,17 +92,17 @@ def settle_ports(config: Config) -> Config:
     require_free(router.control_host, router.control_port, CONTROL_PORT)
     settled = msgspec.structs.replace(
         router,
-        port=router.port or free_port(router.host),
-        control_port=router.control_port or free_port(router.control_host),
+        port=router.port or claims.free(router.host),
+        control_port=router.control_port or claims.free(router.control_host),
     )
-    return msgspec.structs.replace(config, router=settled, mock=_settled_mock(config.mock))
+    return msgspec.structs.replace(config, router=settled, mock=_settled_mock(config.mock, claims))
 
 
-def _settled_mock(mock: MockConfig) -> MockConfig:
+def _settled_mock(mock: MockConfig, claims: PortClaims) -> MockConfig:
     if not mock.enabled:
         return mock
     require_free(LOOPBACK, mock.control_port, "mock.control_port in the configuration file (0: any)")
-    return msgspec.structs.replace(mock, control_port=mock.control_port or free_port(LOOPBACK))
+    return msgspec.structs.replace(mock, control_port=mock.control_port or claims.free(LOOPBACK))
 
 
 def _refuse_idle_mock(config: Config) -> None:
@@ -128,12 +129,13 @@ def _refuse_idle_codecs(config: Config) -> None:
         raise Misconfigured("store.lossy_codec is for pages that go to another store; set cluster.stores to 2")
 
 
-def members(config: Config, run: RunDir, model: Path) -> list[Member]:
-    """The processes of ``config`` (ports settled), stores and router first. Raises ``Misconfigured``."""
+def members(config: Config, run: RunDir, model: Path, claims: PortClaims) -> list[Member]:
+    """The processes of ``config`` (ports settled), stores and router first, at ports that are claimed. Raises
+    ``Misconfigured``."""
     roles = _roles(config)
     if not any(role.prefills for role in roles) or not any(role.decodes for role in roles):
         raise Misconfigured("a cluster needs at least one prefill and one decode worker, or one --colocated worker")
-    routers = _routers(config, run, model)
+    routers = _routers(config, run, model, claims)
     controls = _controls(routers)
     if config.mock.enabled:
         return [*routers, _mock(config, run, model, controls)]
@@ -144,7 +146,8 @@ def members(config: Config, run: RunDir, model: Path) -> list[Member]:
         name = f"{role}-{counts[role]}"
         counts[role] += 1
         store = stores[-1] if role is Role.DECODE else stores[0]
-        workers.append(_worker(config, run, model, controls, name=name, role=role, store=store, cpus=cpus))
+        port = claims.free(config.worker.host)
+        workers.append(_worker(config, run, model, controls, name=name, role=role, store=store, port=port, cpus=cpus))
     return [*(_store(config, run, store, controls) for store in stores), *routers, *workers]
 
 
@@ -173,12 +176,12 @@ def _store(config: Config, run: RunDir, name: str, controls: tuple[str, ...]) ->
     return Member(name=name, kind=Kind.STORE, arguments=arguments, socket=socket, registers=(name,))
 
 
-def _routers(config: Config, run: RunDir, model: Path) -> list[Member]:
+def _routers(config: Config, run: RunDir, model: Path, claims: PortClaims) -> list[Member]:
     """All serve at one port; each has a control port of its own: that of the configuration, and free ones after it."""
     router = config.router
     ports = [router.control_port]
     while len(ports) < router.replicas:
-        ports.append(next_free(router.control_host, ports[-1]))
+        ports.append(claims.after(router.control_host, ports[-1]))
     return [
         Member(
             name=f"router-{number}" if number else "router",
@@ -213,9 +216,9 @@ def _worker(
     name: str,
     role: Role,
     store: str,
+    port: int,
     cpus: tuple[int, ...],
 ) -> Member:
-    port = free_port(config.worker.host)
     address = f"{reachable(config.worker.host)}:{port}"
     flags = {
         "--name": name,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import random
 import socket
+from collections.abc import Iterable
+from types import TracebackType
 
 import psutil
 
@@ -18,20 +20,73 @@ CONTROL_PORT = "router.control_port in the configuration file (0: any)"
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nothing listens on now. Raises ``Misconfigured`` when none is found."""
-    for _attempt in range(_TRIES):
-        port = random.randint(_FIRST, _LAST)
-        if is_free(host, port):
-            return port
-    raise Misconfigured(f"no free TCP port between {_FIRST} and {_LAST} on {host}")
+    """A port that nothing listens on now, and that nobody has claimed. Whoever does not bind it at once claims it.
+
+    Raises ``Misconfigured`` when none is found.
+    """
+    with PortClaims() as claims:
+        return claims.free(host)
 
 
-def next_free(host: str, port: int) -> int:
-    """The first port after ``port`` that nothing listens on now. Raises ``Misconfigured`` when none is near."""
-    for candidate in range(port + 1, min(port + _TRIES, 1 << 16)):
-        if is_free(host, candidate):
-            return candidate
-    raise Misconfigured(f"no free TCP port between {port} and {port + _TRIES} on {host}")
+class PortClaims:
+    """Ports that are chosen here for somebody who binds them later: nobody else chooses them until ``release``, in any
+    process of this machine. Use as a context manager, or call ``release``.
+
+    A claim is the name of a socket, of the kind that is no file: the network namespace that has the port has it, and
+    the kernel takes it back from who dies. To hold the port itself would keep its server from binding it.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[int, socket.socket] = {}
+
+    def __repr__(self) -> str:
+        return f"<PortClaims {sorted(self._held)}>"
+
+    def __enter__(self) -> PortClaims:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def free(self, host: str) -> int:
+        """A port that nothing listens on now. Raises ``Misconfigured`` when none is found."""
+        port = self._first(host, (random.randint(_FIRST, _LAST) for _attempt in range(_TRIES)))
+        if port is None:
+            raise Misconfigured(f"no free TCP port between {_FIRST} and {_LAST} on {host}")
+        return port
+
+    def after(self, host: str, port: int) -> int:
+        """The first port after ``port`` that nothing listens on now. Raises ``Misconfigured`` when none is near."""
+        found = self._first(host, range(port + 1, min(port + _TRIES, 1 << 16)))
+        if found is None:
+            raise Misconfigured(f"no free TCP port between {port} and {port + _TRIES} on {host}")
+        return found
+
+    def _first(self, host: str, ports: Iterable[int]) -> int | None:
+        return next((port for port in ports if self._claim(port) and self._keep_if_free(host, port)), None)
+
+    def _claim(self, port: int) -> bool:
+        claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            claim.bind(f"\0kvrelay-port-{port}")
+        except OSError:  # somebody's, maybe ours
+            claim.close()
+            return False
+        self._held[port] = claim
+        return True
+
+    def _keep_if_free(self, host: str, port: int) -> bool:
+        if free := is_free(host, port):
+            return free
+        self._held.pop(port).close()
+        return False
+
+    def release(self) -> None:
+        """Others may choose them."""
+        while self._held:
+            self._held.popitem()[1].close()
 
 
 def is_free(host: str, port: int) -> bool:

@@ -8,8 +8,11 @@ from kvrelay.errors import KvrelayError
 from kvrelay.protocol.operator import AskReady, Ready
 
 
-async def lacking(control: str, key: bytes, expected: set[str]) -> str:
-    """Why the router with this ``control`` port is not as it should be, or whom it lacks; empty when all is well."""
+async def lacking(control: str, key: bytes, expected: set[str], *, or_draining: set[str]) -> str:
+    """Why the router with this ``control`` port is not as it should be, or whom it lacks; empty when all is well.
+
+    ``expected`` get work there; ``or_draining`` do, or are known to drain.
+    """
     try:
         link = await channel.connect(control, key, sender="kvrelay up", purpose="operator")
     except KvrelayError as error:
@@ -22,5 +25,7 @@ async def lacking(control: str, key: bytes, expected: set[str]) -> str:
         return str(error)
     finally:
         link.close()
-    missing = sorted(expected - set(said.members))
-    return f"it lacks {', '.join(missing)}" if missing else "" if said.serving else said.why
+    missing = sorted((expected - set(said.members)) | (or_draining - set(said.members) - set(said.draining)))
+    if missing:
+        return f"it lacks {', '.join(missing)}"
+    return "" if said.serving or said.draining else said.why

@@ -60,6 +60,8 @@ class Ready(Message, frozen=True, kw_only=True):
     """What is not as meant; empty when all is."""
     members: list[str]
     """Workers and stores that are heard and get work."""
+    draining: list[str] = []
+    """Workers that are heard and get none, since somebody wants them empty."""
 
 
 OperatorMessage = DrainWorker | AskRemaining | HandOver | Remaining | AskReady | Ready

@@ -57,4 +57,9 @@ class OperatorServer:
         health, fleet = examine(self._brain, now), self._brain.fleet
         members = [info.name for info in fleet.workers.usable(now)]
         members += [info.name for info in fleet.stores.usable(now)]
-        return Ready(serving=health.serving, why=health.why, members=members)
+        draining = [
+            member.info.name
+            for member in fleet.workers
+            if member.draining and fleet.workers.is_alive(member.info.name, now)
+        ]
+        return Ready(serving=health.serving, why=health.why, members=members, draining=draining)

@@ -12,7 +12,7 @@ from kvrelay.cli.terminal import console
 from kvrelay.cli.up import _serve
 from kvrelay.config import Config
 from kvrelay.deploy import local
-from kvrelay.deploy.local import OnProgress
+from kvrelay.deploy.crew import OnProgress
 from kvrelay.deploy.progress import STARTING
 from kvrelay.errors import Lost
 

@@ -8,15 +8,17 @@ import pytest
 
 from kvrelay.config import ClusterConfig, Config, MockConfig, RouterConfig, StoreConfig, WorkerConfig
 from kvrelay.deploy.members import Kind, Member, RunDir, members, settle_ports
+from kvrelay.deploy.ports import PortClaims
 from kvrelay.errors import Misconfigured
 from kvrelay.types import Role
 
 RUN = RunDir(Path("/run/k"))
 MODEL = Path("/models/m")
+CLAIMS = PortClaims()
 
 
 def made(**cluster: int) -> dict[str, Member]:
-    return {member.name: member for member in members(Config(cluster=ClusterConfig(**cluster)), RUN, MODEL)}
+    return {member.name: member for member in members(Config(cluster=ClusterConfig(**cluster)), RUN, MODEL, CLAIMS)}
 
 
 def value(member: Member, flag: str) -> str:
@@ -51,7 +53,7 @@ def test_with_two_stores_the_pools_are_on_two_nodes() -> None:
 
 def test_every_worker_has_its_own_cores_port_and_role() -> None:
     config = Config(worker=WorkerConfig(cpus="0-1"))
-    workers = [member for member in members(config, RUN, MODEL) if member.kind is Kind.WORKER]
+    workers = [member for member in members(config, RUN, MODEL, CLAIMS) if member.kind is Kind.WORKER]
     assert [value(worker, "--cpus") for worker in workers] == ["0", "1"]
     assert [worker.role for worker in workers] == [Role.PREFILL, Role.DECODE]
     assert len({worker.url for worker in workers}) == 2
@@ -69,63 +71,65 @@ def test_a_socket_path_that_no_system_call_takes_is_refused() -> None:
 
 
 def test_open_ports_are_settled_and_differ() -> None:
-    router = settle_ports(Config(router=RouterConfig(port=0, control_port=0))).router
+    router = settle_ports(Config(router=RouterConfig(port=0, control_port=0)), CLAIMS).router
     assert 0 < router.port != router.control_port > 0
 
 
 def test_a_role_for_all_workers_of_a_cluster_is_refused_with_what_to_use_instead() -> None:
     for role in Role:
         with pytest.raises(Misconfigured, match=r"worker\.role .*--prefill, --decode, --colocated"):
-            settle_ports(Config(worker=WorkerConfig(role=role)))
+            settle_ports(Config(worker=WorkerConfig(role=role)), CLAIMS)
 
 
 def test_workers_of_a_cluster_listen_at_the_address_that_was_set_and_each_tells_its_own() -> None:
     for host, reached in (("127.0.0.2", "127.0.0.2"), ("0.0.0.0", "127.0.0.1")):
-        found = members(Config(worker=WorkerConfig(host=host)), RUN, MODEL)
+        found = members(Config(worker=WorkerConfig(host=host)), RUN, MODEL, CLAIMS)
         workers = [member for member in found if member.kind is Kind.WORKER]
         addresses = [f"{reached}:{value(worker, '--port')}" for worker in workers]
         assert [value(worker, "--advertise") for worker in workers] == addresses
         assert [worker.url for worker in workers] == [f"http://{address}" for address in addresses]
     with pytest.raises(Misconfigured, match=r"worker\.advertise names one worker"):
-        settle_ports(Config(worker=WorkerConfig(advertise="127.0.0.1:1")))
+        settle_ports(Config(worker=WorkerConfig(advertise="127.0.0.1:1")), CLAIMS)
 
 
 def test_rounding_in_a_cluster_whose_pages_go_nowhere_is_refused() -> None:
     rounding = StoreConfig(lossy_codec="int8")
     with pytest.raises(Misconfigured, match=r"store\.lossy_codec"):
-        settle_ports(Config(store=rounding))
-    settle_ports(Config(store=rounding, cluster=ClusterConfig(stores=2), router=RouterConfig(port=0, control_port=0)))
+        settle_ports(Config(store=rounding), CLAIMS)
+    settle_ports(
+        Config(store=rounding, cluster=ClusterConfig(stores=2), router=RouterConfig(port=0, control_port=0)), CLAIMS
+    )
 
 
 def test_one_peer_address_for_two_stores_is_refused() -> None:
     config = Config(cluster=ClusterConfig(stores=2), store=StoreConfig(peer_port=7000))
     with pytest.raises(Misconfigured, match=r"store\.peer_port"):
-        settle_ports(config)
+        settle_ports(config, CLAIMS)
 
 
 def test_mock_workers_and_stores_are_one_process_under_the_names_of_real_ones() -> None:
     mock = MockConfig(enabled=True, control_port=7090)
     config = Config(cluster=ClusterConfig(prefill=2, decode=1, colocated=1, stores=2), mock=mock)
-    router, mocks = members(config, RUN, MODEL)
+    router, mocks = members(config, RUN, MODEL, CLAIMS)
     assert (router.kind, mocks.kind) == (Kind.ROUTER, Kind.MOCK)
     assert (value(mocks, "--size"), value(mocks, "--colocated")) == ("2x1", "1")
     assert mocks.registers == ("store-0", "store-1", "prefill-0", "prefill-1", "decode-0", "both-0")
-    real = members(Config(cluster=config.cluster), RUN, MODEL)
+    real = members(Config(cluster=config.cluster), RUN, MODEL, CLAIMS)
     assert {name for member in real for name in member.registers} == set(mocks.registers)
 
 
 def test_settings_of_mock_workers_that_nobody_asked_for_are_refused() -> None:
     with pytest.raises(Misconfigured, match=r"mock\.enabled"):
-        settle_ports(Config(mock=MockConfig(time_scale=0.5)))
+        settle_ports(Config(mock=MockConfig(time_scale=0.5)), CLAIMS)
     open_ports = RouterConfig(port=0, control_port=0)
-    settled = settle_ports(Config(mock=MockConfig(enabled=True), router=open_ports)).mock
+    settled = settle_ports(Config(mock=MockConfig(enabled=True), router=open_ports), CLAIMS).mock
     assert settled.control_port > 0
 
 
 @pytest.mark.parametrize("mock", [False, True])
 def test_routers_share_a_port_and_every_member_knows_the_control_port_of_each(mock: bool) -> None:
     config = Config(router=RouterConfig(replicas=2, control_port=7080), mock=MockConfig(enabled=mock))
-    found = members(config, RUN, MODEL)
+    found = members(config, RUN, MODEL, CLAIMS)
     routers = [member for member in found if member.kind is Kind.ROUTER]
     assert [router.name for router in routers] == ["router", "router-1"]
     assert len({router.url for router in routers}) == 1

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 
 import pytest
 
 from kvrelay.channel import bind_tcp
-from kvrelay.deploy.ports import free_port, holder, is_free, next_free, require_free
+from kvrelay.deploy.ports import PortClaims, free_port, holder, is_free, require_free
 from kvrelay.errors import Misconfigured
 
 
@@ -66,9 +68,37 @@ def test_a_port_is_shared_only_among_those_that_say_so() -> None:
 
 def test_the_next_free_port_passes_over_those_that_are_taken() -> None:
     sock, port = listening()
-    with sock:
-        found = next_free("127.0.0.1", port - 1)
-    assert found > port
-    assert is_free("127.0.0.1", found)
-    with pytest.raises(Misconfigured, match="no free TCP port"):
-        next_free("127.0.0.1", 65535)
+    with sock, PortClaims() as claims:
+        found = claims.after("127.0.0.1", port - 1)
+        assert found > port
+        assert is_free("127.0.0.1", found)
+        with pytest.raises(Misconfigured, match="no free TCP port"):
+            claims.after("127.0.0.1", 65535)
+
+
+def test_a_port_that_was_chosen_and_is_not_bound_yet_is_chosen_by_nobody_else_until_it_is_released() -> None:
+    port = free_port()
+    with PortClaims() as mine, PortClaims() as others:
+        first = mine.after("127.0.0.1", port - 1)
+        assert others.after("127.0.0.1", port - 1) > first
+        assert mine.after("127.0.0.1", port - 1) not in (first, *others._held), "not even by who chose it"
+        with bind_tcp("127.0.0.1", first):
+            pass  # its server can bind it
+        mine.release()
+        assert others.after("127.0.0.1", port - 1) == first
+
+
+def test_claims_end_with_the_process_that_made_them() -> None:
+    port = free_port()
+    code = (
+        "import sys; from kvrelay.deploy.ports import PortClaims; claims = PortClaims(); "
+        f"print(claims.after('127.0.0.1', {port - 1}), flush=True); sys.stdin.read()"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with child, PortClaims() as claims:
+        assert child.stdout is not None
+        theirs = int(child.stdout.readline())
+        assert claims.after("127.0.0.1", theirs - 1) > theirs
+        child.kill()
+        child.wait()
+        assert claims.after("127.0.0.1", theirs - 1) == theirs
