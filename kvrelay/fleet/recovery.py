@@ -37,7 +37,7 @@ CHEAP_S = 0.05
 
 
 @dataclass(frozen=True)
-class Lost:
+class LostAnswer:
     """An answer that waits for its turn to go on."""
 
     flight: Flight
@@ -79,7 +79,7 @@ class Recovery:
         self._waits = waits
         self._patience = patience
         self._pace = Pace()
-        self._waiting: dict[str, Lost] = {}
+        self._waiting: dict[str, LostAnswer] = {}
         self._unheard_at_s, self._unheard_then = -math.inf, set[str]()
         self.stalls = 0
         """Workers found to make no progress with what they had to do."""
@@ -191,7 +191,7 @@ class Recovery:
             return None
         if self._is_next(rest.ask, pick, now):
             return self._go(flight, rest.ask, pick, now)
-        self._waiting[request_id] = Lost(flight, rest.ask, rest, _prefill_s(pick), now)
+        self._waiting[request_id] = LostAnswer(flight, rest.ask, rest, _prefill_s(pick), now)
         return Waits(request_id=request_id)
 
     def _pick(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from kvrelay.fleet.flight import Ask
-from kvrelay.policy.fair import Share, Turn, next_turn
+from kvrelay.policy.fair import NextTurn, Share, next_turn
 from kvrelay.types import Value
 
 
@@ -89,7 +89,7 @@ class WaitingRoom:
         lines = self._lines[max(self._lines)]
         return list(lines.values())[self._turn(lines).position].requests[0]
 
-    def _turn(self, lines: dict[str, _Line]) -> Turn:
+    def _turn(self, lines: dict[str, _Line]) -> NextTurn:
         return next_turn(
             [
                 Share(

@@ -21,14 +21,14 @@ class Share(Value, frozen=True, kw_only=True):
     weight: float
 
 
-class Turn(Value, frozen=True, kw_only=True):
+class NextTurn(Value, frozen=True, kw_only=True):
     """Position of the tenant to serve, and everybody's credit afterwards."""
 
     position: int
     credits_s: tuple[float, ...]
 
 
-def next_turn(shares: Sequence[Share]) -> Turn:
+def next_turn(shares: Sequence[Share]) -> NextTurn:
     """Who is served next; ``shares`` in the order of the round, the one after the last served first.
 
     The same as to add a quantum in turn until one can pay, without the loop. Raises ValueError for no shares.
@@ -37,7 +37,7 @@ def next_turn(shares: Sequence[Share]) -> Turn:
     position = min(range(len(shares)), key=lambda index: (rounds[index], index))
     credits_s = [share.credit_s + rounds[position] * QUANTUM_S * share.weight for share in shares]
     credits_s[position] -= shares[position].head_s
-    return Turn(position=position, credits_s=tuple(credits_s))
+    return NextTurn(position=position, credits_s=tuple(credits_s))
 
 
 def _rounds(share: Share) -> int:
