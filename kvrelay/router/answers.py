@@ -7,14 +7,14 @@ from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
 
-class Whole:
+class WholeAnswer:
     """A complete answer."""
 
     def __init__(self, body: bytes) -> None:
         self.body = body
 
     def __repr__(self) -> str:
-        return f"<Whole answer of {len(self.body)} bytes>"
+        return f"<WholeAnswer of {len(self.body)} bytes>"
 
 
 class Outlet(Protocol):
@@ -28,7 +28,7 @@ class Outlet(Protocol):
         """Send whole events at once."""
 
 
-class Stream:
+class StreamedAnswer:
     """An answer whose first events are here; ``blocks`` starts with them."""
 
     def __init__(self, blocks: AsyncIterator[bytes], shorten: Callable[[Outlet], None]) -> None:
@@ -37,4 +37,4 @@ class Stream:
         self.shorten = shorten
 
     def __repr__(self) -> str:
-        return "<Stream answer>"
+        return "<StreamedAnswer>"

@@ -19,6 +19,7 @@ from kvrelay.protocol.feed import TransferEvent
 from kvrelay.router.defaults import Defaults
 from kvrelay.router.exchange import Exchange
 from kvrelay.router.failures import CLIENT_CLOSED
+from kvrelay.router.job import Job
 from kvrelay.router.keys import Tenant
 from kvrelay.router.naming import Naming, Roots
 from kvrelay.router.prompts import Prompts
@@ -109,15 +110,14 @@ class Desk:
         context_tokens = worker.engine.max_model_len
         naming = Naming(functools.partial(self._roots, worker.model, tenant.salt), context_tokens)
         sequences = request.choices * len(prompts.lengths)
-        facts = RequestFacts(
-            request_id=request_id,
-            model=worker.model,
-            prompt_tokens=prompts.lengths,
-            max_tokens=sequences * self._room_tokens(request, max(prompts.lengths), context_tokens),
-            page_names=naming.of(prompts.ids),
-        )
         ask = Ask(
-            facts=facts,
+            facts=RequestFacts(
+                request_id=request_id,
+                model=worker.model,
+                prompt_tokens=prompts.lengths,
+                max_tokens=sequences * self._room_tokens(request, max(prompts.lengths), context_tokens),
+                page_names=naming.of(prompts.ids),
+            ),
             sequences=sequences,
             local_reason=prompts.whole,
             tenant=tenant.name,
@@ -125,19 +125,14 @@ class Desk:
             tokenised_s=self._clock(),
             slo=slo,
         )
+        job = Job(request_id=request_id, model=worker.model, salt=tenant.salt, prompts=prompts.ids)
+        return self._begun(request, ask, job, self._remains(request, ask, prompts, naming, worker))
+
+    def _begun(self, request: ClientRequest, ask: Ask, job: Job, remains: Remains | None) -> Exchange:
+        """Nothing is kept of a request that the brain has no room for. Raises ``Overloaded``."""
         plan = self._brain.begin(ask, self._clock())
-        exchange = self._open[request_id] = Exchange(
-            self._brain,
-            self._upstream,
-            self._clock,
-            request,
-            self._tokens,
-            request_id=request_id,
-            model=worker.model,
-            salt=tenant.salt,
-            prompts=prompts.ids,
-            remains=self._remains(request, ask, prompts, naming, worker),
-            obey=self.obey,
+        exchange = self._open[job.request_id] = Exchange(
+            self._brain, self._upstream, self._clock, request, self._tokens, job, remains, self.obey
         )
         if isinstance(plan, Plan):
             exchange.start(plan)

@@ -21,9 +21,10 @@ from kvrelay.fleet.flight import (
 from kvrelay.fleet.ledger import Timeline
 from kvrelay.policy.route import Path
 from kvrelay.router import sse
-from kvrelay.router.answers import Stream, Whole
+from kvrelay.router.answers import StreamedAnswer, WholeAnswer
 from kvrelay.router.decodes import Decodes
 from kvrelay.router.failures import Rejected, blames_client
+from kvrelay.router.job import Job
 from kvrelay.router.legs import decode_body, local_body
 from kvrelay.router.prefills import Prefills, accepted
 from kvrelay.router.relay import Relay
@@ -50,11 +51,7 @@ class Exchange:
         clock: Callable[[], float],
         request: ClientRequest,
         tokens: Tokens,
-        *,
-        request_id: str,
-        model: str,
-        salt: str,
-        prompts: list[list[int]],
+        job: Job,
         remains: Remains | None,
         obey: Callable[[Iterable[Command]], None],
     ) -> None:
@@ -62,24 +59,13 @@ class Exchange:
         self._brain = brain
         self._clock = clock
         self._request = request
-        self._id = request_id
-        self._salt = salt
-        self._prompts = prompts
+        self._id = job.request_id
+        self._job = job
         self._obey = obey
         self._local = True
         self._turn = Turn()
-        self._prefills = Prefills(
-            brain,
-            upstream,
-            clock,
-            request_id=request_id,
-            model=model,
-            salt=salt,
-            prompts=prompts,
-            obey=obey,
-            refused=self._turn.refuse,
-        )
-        self._decodes = Decodes(upstream, request_id)
+        self._prefills = Prefills(brain, upstream, clock, job, obey=obey, refused=self._turn.refuse)
+        self._decodes = Decodes(upstream, job.request_id)
         self._remains = remains
         self._tap = Tap(remains.journal, keeps_ids=request.has("return_token_ids")) if remains is not None else None
         self._relay: Relay | None = None
@@ -101,8 +87,7 @@ class Exchange:
             self._decodes,
             self._turn,
             self.wait,
-            request_id=self._id,
-            salt=self._salt,
+            self._job,
             start=self.start,
             obey=self._obey,
         )
@@ -178,7 +163,7 @@ class Exchange:
 
     # ------------------------------------------------------------ D leg
 
-    async def answer(self) -> Whole | Stream:
+    async def answer(self) -> WholeAnswer | StreamedAnswer:
         """The answer, once it is known to be one. Raises ``Rejected``, ``Overloaded``."""
         await self._turn.wait()
         while True:
@@ -193,14 +178,14 @@ class Exchange:
             finally:
                 self.wait.end()
 
-    async def _decode(self) -> Whole | Stream:
+    async def _decode(self) -> WholeAnswer | StreamedAnswer:
         order = self._brain.decode_order(self._id, self._clock())
         self._decodes.take_reason("")  # of the worker before
         journaled = self._tap is not None
         body = (
-            local_body(self._request, self._salt, journaled=journaled)
+            local_body(self._request, self._job.salt, journaled=journaled)
             if self._local
-            else decode_body(self._request, order, self._prompts, self._salt, journaled=journaled)
+            else decode_body(self._request, order, self._job.prompts, self._job.salt, journaled=journaled)
         )
         self.wait.begin()
         reply = await self._decodes.open(f"{order.url}{self._request.kind.path}", body)
@@ -208,9 +193,9 @@ class Exchange:
             return await self._stream(reply)
         answer = await self._counted(await accepted(reply))
         self._obey(self._brain.answered(self._id, self._clock()))
-        return Whole(answer)
+        return WholeAnswer(answer)
 
-    async def _stream(self, reply: Reply) -> Stream:
+    async def _stream(self, reply: Reply) -> StreamedAnswer:
         blocks = reply.events()
         first = await anext(blocks, b"")
         first_s = self._clock()
@@ -223,7 +208,7 @@ class Exchange:
             raise Lost(f"a decode worker's stream began with an error {status}")
         self._relay = Relay(self._succession, self.wait, self._counted, self._remains, self._tap)
         reply.pass_to(self._relay.pass_on)
-        return Stream(self._told(self._relay.blocks(first, blocks), first_s), self._relay.shorten)
+        return StreamedAnswer(self._told(self._relay.blocks(first, blocks), first_s), self._relay.shorten)
 
     async def _told(self, blocks: AsyncIterator[bytes], first_s: float) -> AsyncIterator[bytes]:
         told = False

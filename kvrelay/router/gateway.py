@@ -16,7 +16,7 @@ from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.health import examine
 from kvrelay.policy.admit import RETRY_AFTER_S
 from kvrelay.router import outflow
-from kvrelay.router.answers import Stream, Whole
+from kvrelay.router.answers import StreamedAnswer, WholeAnswer
 from kvrelay.router.bodies import Bodies, Claim
 from kvrelay.router.desk import Desk
 from kvrelay.router.exchange import Exchange
@@ -186,9 +186,9 @@ class Gateway:
 
     async def _respond(self, http: web.Request, exchange: Exchange) -> web.StreamResponse:
         match await exchange.answer():
-            case Whole(body=body):
+            case WholeAnswer(body=body):
                 return await outflow.send_whole(http, body)
-            case Stream() as stream:
+            case StreamedAnswer() as stream:
                 return await outflow.send(http, stream)
 
     # ------------------------------------------------------------ the rest

@@ -8,7 +8,7 @@ from collections.abc import Awaitable
 
 from aiohttp import HttpVersion11, web
 
-from kvrelay.router.answers import Stream
+from kvrelay.router.answers import StreamedAnswer
 from kvrelay.router.sse import DONE
 
 STALL_S = 60.0
@@ -42,7 +42,7 @@ async def send_whole(http: web.Request, body: bytes) -> web.Response:
     return response
 
 
-async def send(http: web.Request, stream: Stream) -> web.StreamResponse:
+async def send(http: web.Request, stream: StreamedAnswer) -> web.StreamResponse:
     """All of ``stream``. Raises ``ConnectionResetError`` when the client is gone or reads nothing for too long."""
     response = EventStream(headers=_HEADERS)
     await response.prepare(http)
@@ -55,7 +55,7 @@ async def send(http: web.Request, stream: Stream) -> web.StreamResponse:
     return response
 
 
-async def _pass_on(http: web.Request, stream: Stream, response: EventStream) -> None:
+async def _pass_on(http: web.Request, stream: StreamedAnswer, response: EventStream) -> None:
     client = Client(http)
     shortened = ended = False
     async for block in stream.blocks:

@@ -52,14 +52,14 @@ class Encoder(Protocol):
         """The same where nearly all of ``text`` need only be looked up; None elsewhere."""
 
 
-class Whole:
+class WholeEncoder:
     """The tokenizer itself."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
 
     def __repr__(self) -> str:
-        return "<Whole>"
+        return "<WholeEncoder>"
 
     def encode(self, text: str, *, special: bool) -> list[int]:
         """See ``Encoder``."""
@@ -78,7 +78,7 @@ class Pieces:
     def __init__(self, tokenizer: Tokenizer) -> None:
         """``tokenizer`` is one of which ``splits`` is true."""
         self._tokenizer = tokenizer
-        self._whole = Whole(tokenizer)
+        self._whole = WholeEncoder(tokenizer)
         self._known: dict[str, tuple[int, ...]] = {}
         self._before, self._after = _added(tokenizer)
 
@@ -139,7 +139,7 @@ class Pieces:
 
 def encoder(tokenizer: Tokenizer) -> Encoder:
     """The fastest way to encode with ``tokenizer``, whose texts are neither cut nor filled."""
-    return Pieces(tokenizer) if splits(tokenizer) else Whole(tokenizer)
+    return Pieces(tokenizer) if splits(tokenizer) else WholeEncoder(tokenizer)
 
 
 def splits(tokenizer: Tokenizer) -> bool:

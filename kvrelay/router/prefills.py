@@ -11,6 +11,7 @@ from kvrelay.errors import KvrelayError, Lost
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.flight import Command, PrefillOrder
 from kvrelay.router.failures import Rejected, blames_client
+from kvrelay.router.job import Job
 from kvrelay.router.legs import prefill_body, prefill_cached_tokens
 from kvrelay.router.upstream import MAX_ERROR_BYTES, Reply, Upstream
 
@@ -28,11 +29,8 @@ class Prefills:
         brain: Brain,
         upstream: Upstream,
         clock: Callable[[], float],
+        job: Job,
         *,
-        request_id: str,
-        model: str,
-        salt: str,
-        prompts: list[list[int]],
         obey: Callable[[Iterable[Command]], None],
         refused: Callable[[KvrelayError], bool],
     ) -> None:
@@ -40,10 +38,10 @@ class Prefills:
         self._brain = brain
         self._upstream = upstream
         self._clock = clock
-        self._id = request_id
-        self._model = model
-        self._salt = salt
-        self._prompts = prompts
+        self._id = job.request_id
+        self._job = job
+        self._prompts = job.prompts
+        """Of this life."""
         self._obey = obey
         self._refused = refused
         self._running: dict[int, asyncio.Task[None]] = {}
@@ -79,7 +77,7 @@ class Prefills:
 
     async def _prefill(self, order: PrefillOrder) -> int:
         """Have one prompt computed; P's cached tokens. Raises ``Rejected``, ``Lost``."""
-        body = prefill_body(order, self._model, self._prompts[order.index], self._salt)
+        body = prefill_body(order, self._job.model, self._prompts[order.index], self._job.salt)
         self._brain.prefill_sent(self._id, self._clock())
         name = f"{self._id}-{'r' * self._lives}p{order.index}"
         reply = await self._upstream.post(f"{order.url}/v1/completions", body, request_id=name)

@@ -12,6 +12,7 @@ from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.flight import Command, Plan, Waits
 from kvrelay.router.continuation import Continuation, RestOfChoice, rests_of
 from kvrelay.router.decodes import Decodes
+from kvrelay.router.job import Job
 from kvrelay.router.prefills import Prefills, accepted
 from kvrelay.router.resumable import Remains
 from kvrelay.router.tap import Tap
@@ -37,9 +38,8 @@ class Succession:
         decodes: Decodes,
         turn: Turn,
         wait: Wait,
+        job: Job,
         *,
-        request_id: str,
-        salt: str,
         start: Callable[[Plan], None],
         obey: Callable[[Iterable[Command]], None],
     ) -> None:
@@ -53,8 +53,8 @@ class Succession:
         self._decodes = decodes
         self._turn = turn
         self._wait = wait
-        self._id = request_id
-        self._salt = salt
+        self._id = job.request_id
+        self._salt = job.salt
         self._start = start
         self._obey = obey
         self._moving: asyncio.Task[None] | None = None

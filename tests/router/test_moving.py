@@ -14,7 +14,7 @@ import pytest
 from kvrelay.fleet.chooser import Chooser, Open
 from kvrelay.fleet.flight import DispatchDecode
 from kvrelay.policy.admit import Slo
-from kvrelay.router.answers import Stream
+from kvrelay.router.answers import StreamedAnswer
 from kvrelay.router.desk import Desk
 from kvrelay.router.exchange import Exchange
 from kvrelay.router.keys import OPEN
@@ -60,7 +60,7 @@ async def opened(fleet: Fleet) -> Exchange:
 async def streaming(exchange: Exchange) -> tuple[AsyncIterator[bytes], list[bytes]]:
     """The rest of the answer, and its first piece."""
     stream = await exchange.answer()
-    assert isinstance(stream, Stream)
+    assert isinstance(stream, StreamedAnswer)
     return stream.blocks, [await anext(stream.blocks)]
 
 

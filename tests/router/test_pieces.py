@@ -12,7 +12,7 @@ from tokenizers.normalizers import Normalizer
 from tokenizers.pre_tokenizers import PreTokenizer
 
 from kvrelay.router import pieces
-from kvrelay.router.pieces import MOST_NEW, Pieces, Whole, encoder, splits
+from kvrelay.router.pieces import MOST_NEW, Pieces, WholeEncoder, encoder, splits
 
 WORDS = ["the", "quick", "brown", "fox", "over", "lazy", "it's", "we'll", "HE'LL", "don't", "x1", "22", "333", "4444"]
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -84,7 +84,7 @@ TEXTS = st.one_of(st.lists(PARTS, max_size=40).map("".join), st.text(max_size=60
 @settings(max_examples=150, deadline=None)
 @given(text=TEXTS, special=st.booleans())
 def test_any_text_gets_the_ids_of_the_whole(kind: str, text: str, special: bool) -> None:
-    whole = Whole(TOKENIZERS[kind]).encode(text, special=special)
+    whole = WholeEncoder(TOKENIZERS[kind]).encode(text, special=special)
     assert KNOWING[kind].known(text, special=special) in (None, whole)
     assert KNOWING[kind].encode(text, special=special) == whole
 
@@ -95,7 +95,7 @@ def test_a_text_is_only_looked_up_when_hardly_any_of_it_is_new() -> None:
     long = "x" * (pieces.LITTLE_CHARS + 1)
     assert knowing.known(f"{text} {long}", special=True) is None
     assert knowing.known(f"{text} news", special=True) == knowing.encode(f"{text} news", special=True)
-    assert Whole(TOKENIZERS["GPT-2"]).known(text, special=True) is None
+    assert WholeEncoder(TOKENIZERS["GPT-2"]).known(text, special=True) is None
 
 
 @settings(max_examples=150, deadline=None)
@@ -107,7 +107,7 @@ def test_pieces_make_up_the_whole_text(text: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_text_of_new_words_is_encoded_whole_and_some_of_them_are_learned(kind: str) -> None:
     tokenizer = TOKENIZERS[kind]
-    knowing, whole = Pieces(tokenizer), Whole(tokenizer)
+    knowing, whole = Pieces(tokenizer), WholeEncoder(tokenizer)
     text = " ".join(f"a{number}" for number in range(4 * MOST_NEW))
     seen = []
     for _ in range(20):
@@ -143,7 +143,7 @@ def test_what_is_remembered_is_bounded_and_long_pieces_are_not(monkeypatch: pyte
 def test_a_tokenizer_that_may_split_otherwise_is_given_whole_texts(words: PreTokenizer) -> None:
     tokenizer = Tokenizer(models.BPE(vocab={"a": 0}, merges=[]))
     tokenizer.pre_tokenizer = words
-    assert isinstance(encoder(tokenizer), Whole)
+    assert isinstance(encoder(tokenizer), WholeEncoder)
 
 
 @pytest.mark.parametrize(
