@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from kvrelay.errors import Overloaded
-from kvrelay.fleet.chooser import Chooser, Pick
+from kvrelay.fleet.chooser import Chooser
 from kvrelay.fleet.copies import Copies
 from kvrelay.fleet.decode_orders import DecodeOrders
 from kvrelay.fleet.door import Door
@@ -34,6 +34,7 @@ from kvrelay.fleet.lessons import Lessons
 from kvrelay.fleet.loads import Loads
 from kvrelay.fleet.membership import Membership
 from kvrelay.fleet.outcomes import Outcomes
+from kvrelay.fleet.pick import Pick
 from kvrelay.fleet.prefix_waits import PrefixWaits
 from kvrelay.fleet.prefixes import Prefixes
 from kvrelay.fleet.recovery import Recovery

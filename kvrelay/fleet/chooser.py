@@ -12,16 +12,18 @@ import msgspec
 from kvrelay.fleet.breakers import Breakers
 from kvrelay.fleet.experience import Experience
 from kvrelay.fleet.flight import Ask, PromptLeg
-from kvrelay.fleet.ground import Ground, Grounds, Place, chunk_tokens
+from kvrelay.fleet.ground import Ground, Grounds, Place
 from kvrelay.fleet.holdings import Depths, Holdings, stored_tokens
-from kvrelay.fleet.loads import DecodeReservation, Loads, PrefillReservation
+from kvrelay.fleet.loads import Loads
+from kvrelay.fleet.pick import Pick
 from kvrelay.fleet.rates import Law
-from kvrelay.fleet.reach import Reach, Sight
+from kvrelay.fleet.reach import PlaceOffers, Reach, Sight
+from kvrelay.fleet.together import Together, TogetherOffers
 from kvrelay.fleet.workers import Fleet, Handoff
-from kvrelay.policy.cost import Hints, Item, Prompt, Readers, Ways, Writers, uncached_tokens
+from kvrelay.policy.cost import Hints, Prompt, Readers, Ways, Writers
 from kvrelay.policy.perf import Rates, prefill_seconds
-from kvrelay.policy.route import Decision, choose
-from kvrelay.types import Engine, PromptNames, Role, Value, WorkerInfo
+from kvrelay.policy.route import choose
+from kvrelay.types import PromptNames, Role, WorkerInfo
 
 MAX_SPLIT_PROMPTS = 64
 """A request with more prompts than this is not split: each would be a connection of its own."""
@@ -35,35 +37,6 @@ class Open(NamedTuple):
     """For a prompt that another worker computes."""
     computing: Sequence[int]
     """Writers that may compute it themselves."""
-
-
-class Pick(Value, frozen=True, kw_only=True):
-    """A choice, with what it takes to act on it."""
-
-    decision: Decision
-    decode: WorkerInfo
-    prefill: WorkerInfo | None
-    """None: the decode worker computes the prompt."""
-    handoff: Handoff | None
-    kv_tokens: int
-    """KV that the decode worker will hold of the request."""
-    tokens: int
-    """Those that the decision is about,"""
-    share: float = 1.0
-    """and which share of all its prompts' tokens they are."""
-
-    def decode_reservation(self, ask: Ask) -> DecodeReservation:
-        chosen = self.decision.chosen
-        own_s = dict(chosen.items)[Item.PREFILL] if self.prefill is None else 0.0
-        tokens = uncached_tokens(self.tokens, chosen.cached_tokens)
-        return DecodeReservation(
-            worker=self.decode.name,
-            key=ask.facts.request_id,
-            sequences=ask.sequences,
-            kv_tokens=self.kv_tokens,
-            prefill_s=own_s / self.share,
-            step_s=_step_s(self.decode.engine, own_s, tokens, chunk_tokens(self.decode.engine)),
-        )
 
 
 class Chooser:
@@ -144,10 +117,8 @@ class Chooser:
     def decode(self, ask: Ask, tried: Collection[str], now: float) -> Pick | None:
         """The best D that was not tried yet, when the first one failed."""
         ground = self._grounds.of(ask.facts.model, now)
-        prompt = self._prompt(ask, ask.facts.prompt_tokens[longest_prompt(ask)])
-        names = ask.facts.page_names[longest_prompt(ask)] if ask.facts.page_names else {}
         open_to = Open(readers=(), writers=(), computing=_others(ground.writing, tried))
-        return self._choose(prompt, names, ground, open_to, now, may_wait=False)
+        return self._choose_for_all(ask, ground, open_to, now, may_wait=False)
 
     def resume(self, ask: Ask, tried: Collection[str], now: float) -> Pick | None:
         """Where the rest of an answer is written, and its prompt computed: whatever the settings, by the sum alone.
@@ -155,15 +126,19 @@ class Chooser:
         Several choices share nearly all of their prompts, so that one D computes them.
         """
         ground = self._grounds.of(ask.facts.model, now)
-        prompt = self._prompt(ask, ask.facts.prompt_tokens[longest_prompt(ask)])
-        names = ask.facts.page_names[longest_prompt(ask)] if ask.facts.page_names else {}
         single, writers = len(ask.facts.prompt_tokens) == 1, _others(ground.writing, tried)
         open_to = Open(
             readers=_others(ground.reading, tried) if single else (),
             writers=writers,
             computing=writers,
         )
-        return self._choose(prompt, names, ground, open_to, now, may_wait=single)
+        return self._choose_for_all(ask, ground, open_to, now, may_wait=single)
+
+    def _choose_for_all(self, ask: Ask, ground: Ground, open_to: Open, now: float, *, may_wait: bool) -> Pick | None:
+        """One worker computes all prompts of the request."""
+        together = Together.of(ask.facts, ground.namings, self._holdings)
+        prompt = self._prompt(ask, together.tokens)
+        return self._choose(prompt, together.names, ground, open_to, now, may_wait=may_wait, together=together)
 
     def _prompt(self, ask: Ask, tokens: int) -> Prompt:
         facts = ask.facts
@@ -175,12 +150,21 @@ class Chooser:
         )
 
     def _choose(
-        self, prompt: Prompt, names: PromptNames, ground: Ground, open_to: Open, now: float, *, may_wait: bool
+        self,
+        prompt: Prompt,
+        names: PromptNames,
+        ground: Ground,
+        open_to: Open,
+        now: float,
+        *,
+        may_wait: bool,
+        together: Together | None = None,
     ) -> Pick | None:
+        """``names``: of the prompt; of several that are computed ``together``, those of the longest."""
         depths = self._holdings.depths(names)
         sight = self._reach.look(names, depths, now, may_wait=may_wait)
-        readers = self._readers(ground.reading, sight, prompt, now)
-        own_readers = self._readers(ground.writing, sight, prompt, now)
+        readers = self._readers(ground.reading, sight, prompt, now, together)
+        own_readers = self._readers(ground.writing, sight, prompt, now, together)
         writers = self._writers(ground.writing, own_readers, open_to.computing, prompt)
         decision = choose(prompt, readers, writers, self._ways(ground, open_to, depths))
         if decision is None:
@@ -218,8 +202,15 @@ class Chooser:
 
     # ------------------------------------------------------------ columns
 
-    def _readers(self, place: Place, sight: Sight, prompt: Prompt, now: float) -> Readers:
-        names, offers = place.names, self._reach.offers(place, sight, prompt.tokens, now)
+    def _offers(
+        self, place: Place, sight: Sight, tokens: int, now: float, together: Together | None
+    ) -> PlaceOffers | TogetherOffers:
+        if together is None or not together.others:
+            return self._reach.offers(place, sight, tokens, now)
+        return TogetherOffers(self._reach.offers(place, sight, together.first_tokens, now), together.at_hand(place))
+
+    def _readers(self, place: Place, sight: Sight, prompt: Prompt, now: float, together: Together | None) -> Readers:
+        names, offers = place.names, self._offers(place, sight, prompt.tokens, now, together)
         rates, hints = self._experience.rates(Law.PREFILL, names), offers.hints()
         queue_s, passed = self._queues(place, rates, hints, prompt.tokens, now)
         return Readers(
@@ -288,28 +279,6 @@ class Chooser:
             ],
             stored_tokens=stored_tokens(reading, writing, depths),
         )
-
-    def prefill_reservation(self, leg: PromptLeg, pick: Pick, transfer: str) -> PrefillReservation:
-        """What ``pick`` promises for ``leg``."""
-        assert pick.prefill is not None, "a local pick has no P leg"
-        chosen = pick.decision.chosen
-        page = pick.prefill.engine.fingerprint.format
-        tokens, seconds = uncached_tokens(leg.prompt_tokens, chosen.cached_tokens), dict(chosen.items)[Item.PREFILL]
-        return PrefillReservation(
-            worker=pick.prefill.name,
-            key=transfer,
-            tokens=tokens,
-            seconds=seconds,
-            step_s=_step_s(pick.prefill.engine, seconds, tokens, pick.prefill.engine.max_batched_tokens),
-            source=pick.prefill.store,
-            target=pick.decode.store,
-            bytes=chosen.moved_tokens * page.layers * page.token_layer_bytes,
-        )
-
-
-def _step_s(engine: Engine, prefill_s: float, tokens: int, chunk: int) -> float:
-    """Of each step in which a ``chunk`` of ``tokens`` is computed; 0 where prompts are computed in strict order."""
-    return prefill_s / math.ceil(tokens / chunk) if engine.lets_pass else 0.0
 
 
 def longest_prompt(ask: Ask) -> int:

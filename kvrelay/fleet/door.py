@@ -7,11 +7,11 @@ from collections import Counter
 
 from kvrelay.errors import Overloaded
 from kvrelay.fleet.breakers import Breakers
-from kvrelay.fleet.chooser import Pick
 from kvrelay.fleet.experience import Experience
 from kvrelay.fleet.flight import Ask, Refuse
 from kvrelay.fleet.ground import Ground
 from kvrelay.fleet.loads import Loads
+from kvrelay.fleet.pick import Pick
 from kvrelay.fleet.waiting import Waiting, WaitingRooms
 from kvrelay.fleet.workers import Fleet
 from kvrelay.policy.admit import RETRY_AFTER_S, Accepted, Limits, Outlook, Turned, admit, judge

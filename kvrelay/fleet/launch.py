@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvrelay.fleet.chooser import Chooser, Pick, longest_prompt
+from kvrelay.fleet.chooser import Chooser, longest_prompt
 from kvrelay.fleet.flight import Ask, Command, Flight, LegState, Plan, PrefillOrder, PromptLeg, PullPages, SendPrefill
 from kvrelay.fleet.ground import Ground
 from kvrelay.fleet.holdings import names_for
@@ -10,6 +10,7 @@ from kvrelay.fleet.holds import OWN, Ending, Hold
 from kvrelay.fleet.ledger import Ledger, Timeline
 from kvrelay.fleet.loads import Loads
 from kvrelay.fleet.outcomes import Outcomes
+from kvrelay.fleet.pick import Pick
 from kvrelay.fleet.prefix_wait import PrefixWait
 from kvrelay.fleet.prefixes import Outgoing, Prefixes, Wait
 from kvrelay.policy.patience import MOST_HOLDS
@@ -211,7 +212,7 @@ class Launcher:
         attempt = len(leg.tried)
         life = f".{flight.resumes}" if flight.resumes else ""
         transfer = f"{flight.request_id}{life}/{leg.index}/{attempt}"
-        reservation = self._chooser.prefill_reservation(leg, pick, transfer)
+        reservation = pick.prefill_reservation(leg, transfer)
         alone = not self._loads.prompts(pick.prefill.name)
         self._outcomes.prefill_chosen(pick.prefill.name, transfer)
         self._loads.reserve_prefill(reservation, now)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from kvrelay.fleet.chooser import Chooser, Pick
+from kvrelay.fleet.chooser import Chooser
 from kvrelay.fleet.experience import Experience
 from kvrelay.fleet.flight import (
     AbandonDecode,
@@ -25,6 +25,7 @@ from kvrelay.fleet.flight import (
 from kvrelay.fleet.launch import Launcher
 from kvrelay.fleet.loads import Loads
 from kvrelay.fleet.outcomes import Outcomes
+from kvrelay.fleet.pick import Pick
 from kvrelay.fleet.prefix_waits import PrefixWaits
 from kvrelay.fleet.resumption import Resumption
 from kvrelay.fleet.workers import Fleet

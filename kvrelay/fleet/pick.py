@@ -1,0 +1,64 @@
+"""A choice of workers for one request, with what it takes to act on it. It must never reserve anything itself."""
+
+from __future__ import annotations
+
+import math
+
+from kvrelay.fleet.flight import Ask, PromptLeg
+from kvrelay.fleet.ground import chunk_tokens
+from kvrelay.fleet.loads import DecodeReservation, PrefillReservation
+from kvrelay.fleet.workers import Handoff
+from kvrelay.policy.cost import Item, uncached_tokens
+from kvrelay.policy.route import Decision
+from kvrelay.types import Engine, Value, WorkerInfo
+
+
+class Pick(Value, frozen=True, kw_only=True):
+    """Who computes, who writes, and why."""
+
+    decision: Decision
+    decode: WorkerInfo
+    prefill: WorkerInfo | None
+    """None: the decode worker computes the prompt."""
+    handoff: Handoff | None
+    kv_tokens: int
+    """KV that the decode worker will hold of the request."""
+    tokens: int
+    """Those that the decision is about,"""
+    share: float = 1.0
+    """and which share of all its prompts' tokens they are."""
+
+    def decode_reservation(self, ask: Ask) -> DecodeReservation:
+        chosen = self.decision.chosen
+        own_s = dict(chosen.items)[Item.PREFILL] if self.prefill is None else 0.0
+        tokens = uncached_tokens(self.tokens, chosen.cached_tokens)
+        return DecodeReservation(
+            worker=self.decode.name,
+            key=ask.facts.request_id,
+            sequences=ask.sequences,
+            kv_tokens=self.kv_tokens,
+            prefill_s=own_s / self.share,
+            step_s=share_of_step_s(self.decode.engine, own_s, tokens, chunk_tokens(self.decode.engine)),
+        )
+
+    def prefill_reservation(self, leg: PromptLeg, transfer: str) -> PrefillReservation:
+        """What is promised to the prefill worker for ``leg``."""
+        assert self.prefill is not None, "a local pick has no P leg"
+        chosen, engine = self.decision.chosen, self.prefill.engine
+        page = engine.fingerprint.format
+        tokens, seconds = uncached_tokens(leg.prompt_tokens, chosen.cached_tokens), dict(chosen.items)[Item.PREFILL]
+        return PrefillReservation(
+            worker=self.prefill.name,
+            key=transfer,
+            tokens=tokens,
+            seconds=seconds,
+            step_s=share_of_step_s(engine, seconds, tokens, engine.max_batched_tokens),
+            source=self.prefill.store,
+            target=self.decode.store,
+            bytes=chosen.moved_tokens * page.layers * page.token_layer_bytes,
+        )
+
+
+def share_of_step_s(engine: Engine, prefill_s: float, tokens: int, chunk: int) -> float:
+    """Of each step in which a ``chunk`` of ``tokens`` is computed; 0 where prompts are computed in strict order."""
+    return prefill_s / math.ceil(tokens / chunk) if engine.lets_pass else 0.0

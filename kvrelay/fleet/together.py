@@ -1,0 +1,102 @@
+"""Several prompts of a request that one worker computes: how much that is, and what of it each worker has.
+
+It must never count twice what prompts share: an engine computes that once. Choices of one prompt share nearly all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from kvrelay.fleet.ground import Place
+from kvrelay.fleet.holdings import Depths, Holdings
+from kvrelay.fleet.reach import PlaceOffers
+from kvrelay.policy.cost import Hints, Offer
+from kvrelay.types import Fingerprint, PageName, PromptNames, RequestFacts
+
+MAX_LOOKED_FOR = 64
+"""Prompts beside the longest of which it is asked who holds them; of more, nobody is thought to hold any."""
+
+
+class _Other(NamedTuple):
+    """A prompt beside the longest one."""
+
+    depths: Depths
+    shared: Mapping[PageName, int]
+    """By root: leading pages that it shares with prompts before it."""
+
+
+class Together(NamedTuple):
+    """All prompts of a request."""
+
+    tokens: int
+    """To be computed, if nothing of them were cached anywhere."""
+    first_tokens: int
+    """Of the longest one,"""
+    names: PromptNames
+    """and its pages."""
+    others: tuple[_Other, ...]
+
+    @classmethod
+    def of(cls, facts: RequestFacts, namings: Mapping[PageName, Fingerprint], holdings: Holdings) -> Together:
+        """``namings`` tell how long the pages are that a root names."""
+        lengths = facts.prompt_tokens
+        order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
+        names = facts.page_names or ({},) * len(lengths)
+        seen = {root: set(pages) for root, pages in names[order[0]].items()}
+        tokens, others = lengths[order[0]], list[_Other]()
+        for at in order[1:]:
+            shared = {root: _leading(pages, seen.setdefault(root, set())) for root, pages in names[at].items()}
+            tokens += lengths[at] - _shared_tokens(shared, namings)
+            if len(others) < MAX_LOOKED_FOR:
+                others.append(_Other(holdings.depths(names[at]), shared))
+            for root, pages in names[at].items():
+                seen[root].update(pages)
+        return cls(tokens, lengths[order[0]], names[order[0]], tuple(others))
+
+    def at_hand(self, place: Place) -> list[float]:
+        """Tokens of the others that each worker of ``place`` could have at once, beyond what they share."""
+        return [self._at_hand(place, at) for at in range(len(place.names))]
+
+    def _at_hand(self, place: Place, at: int) -> float:
+        root, pages = place.roots[at], 0
+        for depths, shared in self.others:
+            by_holder = depths.get(root, {})
+            held = max(by_holder.get(place.names[at], 0), by_holder.get(place.store_keys[at], 0))
+            pages += max(0, held - shared.get(root, 0))
+        return float(pages * place.page_tokens[at])
+
+
+class TogetherOffers:
+    """``cost.Offers`` of all prompts: what there is of the longest one, and of the others what is at hand."""
+
+    def __init__(self, first: PlaceOffers, others: Sequence[float]) -> None:
+        """``others``: tokens by worker."""
+        self._first = first
+        self._others = others
+
+    def __repr__(self) -> str:
+        return f"<TogetherOffers beside {self._first!r}>"
+
+    def hints(self) -> Hints:
+        hints, others = self._first.hints(), self._others
+        return Hints(
+            at_hand=[own + more for own, more in zip(hints.at_hand, others, strict=True)],
+            stored=hints.stored,
+            coming=[
+                each._replace(tokens=each.tokens + max((others[at] for at in each.to), default=0.0))
+                for each in hints.coming
+            ],
+        )
+
+    def __getitem__(self, at: int, /) -> list[Offer]:
+        return [(source, tokens + self._others[at], seconds) for source, tokens, seconds in self._first[at]]
+
+
+def _leading(pages: Sequence[PageName], seen: set[PageName]) -> int:
+    return next((index for index, name in enumerate(pages) if name not in seen), len(pages))
+
+
+def _shared_tokens(shared: Mapping[PageName, int], namings: Mapping[PageName, Fingerprint]) -> int:
+    known = (count * namings[root].format.page_tokens for root, count in shared.items() if root in namings)
+    return max(known, default=0)
