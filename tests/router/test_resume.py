@@ -128,6 +128,13 @@ async def test_token_ids_that_only_the_router_asked_for_reach_nobody(
         assert all(body["return_token_ids"] for body in asked)
 
 
+async def test_of_an_answer_in_a_piece_nobody_asks_for_token_ids(fleet: Fleet) -> None:
+    await fleet.cluster.complete(n=2)
+    bodies = [body for fake in fleet.cluster.workers.values() for body in fake.bodies() if not body.get("stream")]
+    assert bodies
+    assert all("return_token_ids" not in body for body in bodies)
+
+
 async def test_a_client_that_wants_the_ids_of_the_prompt_gets_them_of_every_choice(fleet: Fleet) -> None:
     for fleet.script.after in (None, 1):
         events = await fleet.cluster.stream(return_token_ids=True, max_tokens=500, n=2)
