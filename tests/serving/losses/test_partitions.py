@@ -1,0 +1,114 @@
+"""For five seconds nothing passes between two parties, and nobody is told: no process dies, every answer is right."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+import pytest
+
+from benchmarks.breaking.stopped import processes
+from kvrelay.cli.draining import Routers
+from tests.serving import tiny
+from tests.serving.conftest import Baseline
+from tests.serving.losses.breakable import BACK_S, Breakable
+from tests.serving.losses.streams import PROMPT_TOKENS, Answer, bodies, equal_baseline, read, streams_through
+from tests.serving.tiny import at_most
+
+pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600)]
+
+AWAY_S = 5.0
+STREAMS = ASKED_MEANWHILE = 4
+
+Partition = Callable[[Breakable], AbstractContextManager[None]]
+PARTITIONS: dict[str, Partition] = {
+    "router and decode worker": lambda probe: probe.wires.between_router_and_decode(),
+    "store of P and store of D": lambda probe: probe.wires.between_stores(),
+    "decode workers and their store": lambda probe: probe.stopped("store-1"),
+}
+"""The last one stands still as a whole: the socket between the two cannot lose anything."""
+
+
+@pytest.mark.parametrize("parties", PARTITIONS)
+async def test_a_partition_of_five_seconds_costs_only_time(
+    probe: Breakable, tiny_baseline: Baseline, parties: str
+) -> None:
+    seed = 100 + 10 * list(PARTITIONS).index(parties)
+    meanwhile = bodies(seed + 1, ASKED_MEANWHILE)
+    await at_most(4, (partial(tiny_baseline.ask, "/v1/completions", body) for body in meanwhile))
+    carried = carried_bytes(probe)
+    before = processes(probe.cluster)
+    requests: list[asyncio.Task[None]] = []
+
+    async def part() -> str:
+        requests.append(asyncio.create_task(equal_baseline(probe, tiny_baseline, meanwhile)))
+        with PARTITIONS[parties](probe):
+            await asyncio.sleep(AWAY_S)
+        return parties
+
+    await streams_through(probe, tiny_baseline, bodies(seed, STREAMS), part)
+    await asyncio.gather(*requests)
+    assert processes(probe.cluster) == before, "no process ended, and none was started"
+    for worker in probe.cluster.workers:
+        await probe.until_ready(worker.name)
+    await whole_again(probe, seed + 2)
+    assert all(now > before for now, before in zip(carried_bytes(probe), carried, strict=True)), "the wires are in use"
+    await probe.assert_at_rest()
+
+
+def carried_bytes(probe: Breakable) -> list[int]:
+    return [wire.carried_bytes for wire in [*probe.wires.router_and_decode, *probe.wires.stores]]
+
+
+async def whole_again(probe: Breakable, seed: int) -> None:
+    """Each decode worker gets work when the other one is to have none, and loads what P's store pushed."""
+    rng = random.Random(seed)
+    for worker, other in itertools.permutations(probe.decoders):
+        async with without(probe, other.name), asyncio.timeout(BACK_S):
+            loaded = 0
+            while loaded < PROMPT_TOKENS:
+                # One after another: a worker that failed gets no more until it has answered.
+                name, loaded = await loaded_by(probe, tiny.completion(tiny.ids(rng, PROMPT_TOKENS), 10))
+                assert name == worker.name
+
+
+@contextlib.asynccontextmanager
+async def without(probe: Breakable, name: str) -> AsyncIterator[None]:
+    """Inside the block ``name`` gets no new work."""
+    async with Routers(probe.cluster.controls, probe.cluster.key) as routers:
+        await routers.drain(name)
+        try:
+            yield
+        finally:
+            await routers.drain(name, undo=True)
+
+
+async def loaded_by(probe: Breakable, body: dict[str, Any]) -> tuple[str, int]:
+    """Who wrote an answer, and how many tokens of its prompt came from a store."""
+    async with probe.http.post(f"{probe.cluster.url}/v1/completions", json=body) as response:
+        assert response.status == 200, await response.text()
+        name = response.headers["x-request-id"]
+    async with probe.http.get(f"{probe.cluster.url}/kvrelay/requests/{name}") as response:
+        report = await response.json()
+    return report["decode_worker"], report.get("transfer", {}).get("loaded_tokens", 0)
+
+
+@pytest.mark.parametrize("parties", PARTITIONS)
+async def test_the_only_request_outlives_a_partition_that_was_there_before_it(
+    probe: Breakable, tiny_baseline: Baseline, parties: str
+) -> None:
+    """On an idle system nothing else wakes whoever waits."""
+    body = tiny.completion(tiny.ids(random.Random(parties), 150), 20)
+    right = await tiny_baseline.ask("/v1/completions", body)
+    with PARTITIONS[parties](probe):
+        asking = asyncio.create_task(read(probe, body, Answer()))
+        await asyncio.sleep(AWAY_S)
+    (await asking).assert_whole(right)
+    await probe.until_ready(probe.wires.cut_off)
+    await probe.assert_at_rest()
