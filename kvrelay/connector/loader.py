@@ -58,6 +58,8 @@ class _Load:
         """The last page that was missing."""
         self._look_at = 0.0
         """When to look at all pages again, should that one not come before."""
+        self._placed = (-1, -1)
+        self._places: torch.Tensor = torch.empty(0)
         self.counts: dict[str, int] = {}
         self.suspects: list[SlotRef] = []
         self._drop(self._staging.outside())  # before anything looks there
@@ -125,9 +127,15 @@ class _Load:
         self._verify()
         if self.usable:
             key, value, first = self._wanted(kv_layer.dtype)
-            blocks, offsets = token_slots(self.job.blocks, first, len(key), self._layout.block_tokens)
-            self._layout.scatter(kv_layer, blocks * self._layout.block_tokens + offsets, key, value)
+            self._layout.scatter(kv_layer, self._slots(first, len(key)), key, value)
         self.layer += 1
+
+    def _slots(self, first: int, tokens: int) -> torch.Tensor:
+        """Where ``tokens`` positions from ``first`` on lie in a layer: in all of them alike."""
+        if (first, tokens) != self._placed:
+            blocks, offsets = token_slots(self.job.blocks, first, tokens, self._layout.block_tokens)
+            self._placed, self._places = (first, tokens), blocks * self._layout.block_tokens + offsets
+        return self._places
 
     def _verify(self) -> None:
         bad = self._staging.first_bad(self.usable, self.layer)

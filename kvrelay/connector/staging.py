@@ -33,6 +33,9 @@ class Staging:
         """Heads that are copied: all runs that hold one of the rank's."""
         self._whole: torch.Tensor = torch.empty(0)
         self._tail: torch.Tensor | None = None
+        self._bytes = self._tail_bytes = memoryview(b"")
+        """Of both, as they lie there: to make a view of each page anew takes twice as long as its checksum."""
+        self._token_head_bytes = self._format.token_layer_bytes // total
 
     def __repr__(self) -> str:
         return f"<Staging {len(self._pages)} pages, heads {self._first} to {self._stop - 1}>"
@@ -70,9 +73,11 @@ class Staging:
         run = slice(self._first * self._head_elements, self._stop * self._head_elements)
         self._whole = torch.index_select(arena_layer(self._arena, layer)[:, run], 0, whole)
         self._tail = None if tail is None else self._copy_tail(tail, layer)
+        self._bytes = _flat(self._whole)
+        self._tail_bytes = self._bytes if self._tail is None else _flat(self._tail)
 
     def _copy_tail(self, page: PageCopy, layer: int) -> torch.Tensor:
-        each = page.tokens * self._format.token_layer_bytes // self._format.kv_heads
+        each = self._each(page)
         segment = self._arena.segment(page.slot, layer, page.tokens)[self._first * each : self._stop * each]
         return torch.frombuffer(segment, dtype=page_dtype(self._format)).clone()
 
@@ -92,13 +97,15 @@ class Staging:
 
     def _sums(self, index: int, page: PageCopy) -> list[int]:
         """Checksums of one copied page's runs."""
-        copy = self._whole[index] if index < len(self._whole) else self._tail
-        assert copy is not None, "only copied pages are verified"
-        width, runs = self._format.kv_heads // page.shards, self._runs[page.shards]
-        each = page.tokens * self._format.token_layer_bytes // self._format.kv_heads
-        raw = copy.view(torch.uint8).numpy().data
-        held = raw[(runs.start * width - self._first) * each : (runs.stop * width - self._first) * each]
-        return checksums(held, width * each)
+        width, runs, each = self._format.kv_heads // page.shards, self._runs[page.shards], self._each(page)
+        is_tail = index >= len(self._whole)
+        raw, at = (self._tail_bytes, 0) if is_tail else (self._bytes, index * (self._stop - self._first) * each)
+        begin, end = (at + (head * width - self._first) * each for head in (runs.start, runs.stop))
+        return checksums(raw[begin:end], width * each)
+
+    def _each(self, page: PageCopy) -> int:
+        """Bytes of one head of one layer."""
+        return page.tokens * self._token_head_bytes
 
     def keys_values(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V of the copied pages' tokens, each ``[token, kv_head, head_dim]`` of the rank's heads."""
@@ -114,6 +121,10 @@ class Staging:
         shaped = copies.view(len(copies), heads, 2, tokens, dim)[:, skip : skip + self._heads.count].transpose(1, 3)
         key, value = (shaped[:, :, which].reshape(-1, self._heads.count, dim) for which in range(2))
         return key, value
+
+
+def _flat(copies: torch.Tensor) -> memoryview:
+    return memoryview(copies.view(torch.uint8).numpy().reshape(-1))
 
 
 def page_dtype(format: PageFormat) -> torch.dtype:
