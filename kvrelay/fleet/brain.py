@@ -137,6 +137,7 @@ class Brain:
         missing = self.members.expire(now)
         self._chooser.keep_only(self.fleet.models())
         self.copies.expire(now)
+        self.experience.fade(now)
         commands: list[Command] = []
         for name in missing.silent:
             # Silence is no proof of death: D's running streams are left alone, a prefill is cheap to do elsewhere.

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from kvrelay.fleet.fading import Fading, usual_s
 from kvrelay.fleet.links import Links
 from kvrelay.fleet.rates import Law, RateBook
 from kvrelay.policy.cost import Item
@@ -66,6 +67,7 @@ class Experience:
         self._workers: dict[str, tuple[str, Perf]] = {}
         """By name: kind and law."""
         self._rates = {law: RateBook() for law in Law}
+        self._fading = Fading()
         self._output_tokens: dict[str, float] = {}
         self._unread: deque[tuple[str, Callable[[Perf], Perf]]] = deque()
         """What was seen of whom and is not learned yet."""
@@ -123,9 +125,34 @@ class Experience:
 
     def _law(self, law: Law, worker: str) -> Fit:
         self.study()
-        kind, own = self._workers[worker]
-        fit = law.of(own)
-        return fit if fit.seen >= OWN_AFTER else law.of(self._kinds[kind])
+        return self._own(law, worker) or law.of(self._kinds[self._workers[worker][0]])
+
+    def _own(self, law: Law, worker: str) -> Fit | None:
+        """What is believed of ``worker`` in particular; None while it is what is believed of its kind."""
+        fit = self._fading.like(worker, law) or law.of(self._workers[worker][1])
+        return fit if fit.seen >= OWN_AFTER else None
+
+    def fade(self, now: float) -> None:
+        """Time passed: whoever is believed slow and was not heard of for long is believed so no longer, until it is
+        tried."""
+        if not self._fading.is_time(now):
+            return
+        self.study()
+        for law in Law:
+            best = self._best(law)
+            for worker, (kind, perf) in self._workers.items():
+                own = law.of(perf)
+                if own.seen >= OWN_AFTER and self._fading.look(worker, law, own, best[kind], now):
+                    self._write(law, worker)
+
+    def _best(self, law: Law) -> dict[str, Fit]:
+        """By kind, what is known of its fastest worker."""
+        best: dict[str, Fit] = {}
+        for kind, perf in self._workers.values():
+            fit = law.of(perf)
+            if fit.seen >= OWN_AFTER and (kind not in best or usual_s(fit, law) < usual_s(best[kind], law)):
+                best[kind] = fit
+        return best
 
     def saw(self, worker: str, learn: Callable[[Perf], Perf]) -> None:
         """``learn`` puts what ``worker`` did into its own law and into its kind's, before anybody asks for them."""
@@ -151,18 +178,27 @@ class Experience:
             # What its kind has learned since it joined: prompts of one length alone would not tell a start from a rate.
             known = {law.value: law.of(self._kinds[kind]).heir() for law in first}
             own = learn(msgspec.structs.replace(before, **known))
-        self._workers[worker] = (kind, own)
         news = [law for law in Law if law.of(own) is not law.of(before)]
+        for law in news:
+            like = self._fading.like(worker, law)
+            if like is not None:
+                own = self._tried(worker, law, own, learn(msgspec.structs.replace(own, **{law.value: like})))
+        self._workers[worker] = (kind, own)
         if any(_is_told(law.of(own).seen) for law in news):
             self._kinds[kind] = learn(self._kinds[kind])
         for law in news:
             self._write(law, worker)
 
+    def _tried(self, worker: str, law: Law, own: Perf, as_best: Perf) -> Perf:
+        """Of the two, what is believed of ``worker`` after a trial: what it did is what one of them expected."""
+        slow = abs(law.of(own).errors[-1]) <= abs(law.of(as_best).errors[-1])
+        self._fading.tried(worker, law, slow=slow)
+        return own if slow else msgspec.structs.replace(own, **{law.value: law.of(as_best)})
+
     def _write(self, law: Law, worker: str) -> None:
-        kind, perf = self._workers[worker]
-        own = law.of(perf)
+        kind, own = self._workers[worker][0], self._own(law, worker)
         of_kind = law.of(self._kinds[kind]).rates
-        self._rates[law].write(worker, kind, of_kind=of_kind, own=own.rates if own.seen >= OWN_AFTER else None)
+        self._rates[law].write(worker, kind, of_kind=of_kind, own=own.rates if own is not None else None)
 
     def rates(self, law: Law, workers: tuple[str, ...]) -> Laws:
         """Of each of them. Raises KeyError for one that never joined."""
@@ -185,6 +221,7 @@ class Experience:
         self.study()
         for worker in self._workers.keys() - set(workers):
             self._forget(worker)
+        self._fading.keep_only(self._workers)
 
     def _forget(self, worker: str) -> None:
         if worker in self._workers:

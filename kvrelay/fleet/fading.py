@@ -1,0 +1,102 @@
+"""Learned slowness that nobody tests any more. A worker that is believed slow is not chosen while others are idle, so
+that belief would stay for ever, though the worker was only held up once. It must never send a slow worker more than a
+request now and then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from kvrelay.fleet.rates import Law
+from kvrelay.policy.fit import Fit
+from kvrelay.policy.perf import prefill_amounts
+from kvrelay.policy.prices import EQUAL_SHARE
+from kvrelay.types import Value
+
+FADE_AFTER_S = 30.0
+"""A worker that nobody heard of for so long is believed to be like the best of its kind until it is tried: of equals
+each has its turn, so the next request or the one after it tries."""
+LONGEST_FADE_S = 960.0
+"""The time doubles with each trial that shows a worker as slow as was believed: of those that are, and of the clients
+that try them, there are few."""
+LOOK_EVERY_S = 5.0
+_USUAL: dict[Law, tuple[float, ...]] = {
+    Law.PREFILL: prefill_amounts(1000.0, 0.0),
+    Law.STEP: (1.0, 8.0, 8000.0),
+    Law.ANSWER: (1.0,),
+}
+"""Amounts for which workers are compared."""
+
+
+class Belief(Value, frozen=True, kw_only=True):
+    """What was learned of one worker by one law, as far as its age matters."""
+
+    seen: int
+    """Observations,"""
+    since_s: float
+    """and when the last one was noticed."""
+    after_s: float = FADE_AFTER_S
+    like: Fit | None = None
+    """What is believed instead, once it has faded."""
+
+
+def usual_s(fit: Fit, law: Law) -> float:
+    """What ``fit`` predicts for a usual piece of work."""
+    return fit.seconds(*_USUAL[law])
+
+
+class Fading:
+    """The age of what is believed, by worker and law."""
+
+    def __init__(self) -> None:
+        self._beliefs: dict[tuple[str, Law], Belief] = {}
+        self._looked_s = float("-inf")
+
+    def __repr__(self) -> str:
+        faded = sum(belief.like is not None for belief in self._beliefs.values())
+        return f"<Fading of {len(self._beliefs)} beliefs, {faded} faded>"
+
+    def is_time(self, now: float) -> bool:
+        """Whether to look again; asked at every tick."""
+        if now - self._looked_s < LOOK_EVERY_S:
+            return False
+        self._looked_s = now
+        return True
+
+    def look(self, worker: str, law: Law, own: Fit, best: Fit, now: float) -> bool:
+        """Notice how old ``own`` is, beside the ``best`` of its kind; True when something else is believed now."""
+        belief = self._beliefs.get((worker, law))
+        if belief is None or belief.seen != own.seen:
+            after_s = FADE_AFTER_S if belief is None else belief.after_s
+            self._beliefs[worker, law] = Belief(seen=own.seen, since_s=now, after_s=after_s)
+            return False
+        faded = now - belief.since_s >= belief.after_s and _is_slower(own, best, law)
+        like = best if faded else None
+        if like is not belief.like:
+            self._beliefs[worker, law] = msgspec.structs.replace(belief, like=like)
+        return like is not belief.like
+
+    def like(self, worker: str, law: Law) -> Fit | None:
+        """What is believed of ``worker`` until it is tried; None when it is what was learned of it."""
+        belief = self._beliefs.get((worker, law))
+        return belief.like if belief is not None else None
+
+    def tried(self, worker: str, law: Law, *, slow: bool) -> None:
+        """A worker whose slowness had faded did something, and was ``slow`` again."""
+        belief = self._beliefs.pop((worker, law))
+        if slow:
+            after_s = min(LONGEST_FADE_S, 2 * belief.after_s)
+            self._beliefs[worker, law] = msgspec.structs.replace(belief, after_s=after_s, like=None)
+
+    def keep_only(self, workers: Iterable[str]) -> None:
+        """Forget all others."""
+        known = set(workers)
+        for key in [key for key in self._beliefs if key[0] not in known]:
+            del self._beliefs[key]
+
+
+def _is_slower(own: Fit, best: Fit, law: Law) -> bool:
+    """So much that whoever has the choice chooses the best."""
+    return usual_s(own, law) > (1.0 + EQUAL_SHARE) * usual_s(best, law)
