@@ -46,7 +46,7 @@ class SentPages:
     def settle(self, names: Iterable[PageName]) -> None:
         """The worker said itself what became of ``names``."""
         if self._names:
-            self._forget(self._names.keys() & set(names))
+            self._forget(self._names.keys() & names)
 
     def turn(self) -> None:
         """Forget what was sent before the last call: nothing lives for more than two turns."""
