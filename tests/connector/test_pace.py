@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from kvrelay.connector.pace import LATE_POLL_S, LONGEST_POLL_S, PAUSE_OF_WAIT, POLL_S, Pace
+from kvrelay.connector.pace import LATE_POLL_S, LONGEST_POLL_S, POLL_S, Pace
 
 LAYERS = 30
 LOOK_S = 0.00002
@@ -44,7 +44,7 @@ def test_looks_are_few_and_the_last_layer_is_found_soon(layer_s: float, unevenne
     arrivals = steady(layer_s, unevenness)
     wakes, late_s = looks(arrivals)
     assert wakes <= LAYERS + 60 + arrivals[-1] / LONGEST_POLL_S
-    assert late_s <= max(POLL_S + LOOK_S, PAUSE_OF_WAIT * layer_s * (1 + unevenness), LATE_POLL_S)
+    assert late_s <= 2 * POLL_S
 
 
 def test_layers_that_are_all_in_wake_nobody() -> None:
