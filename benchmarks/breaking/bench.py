@@ -53,11 +53,17 @@ async def clients() -> AsyncIterator[aiohttp.ClientSession]:
 
 @asynccontextmanager
 async def bench(
-    size: tuple[int, int], *, time_scale: float, store_tokens: int = 1 << 21, replicate_share: float = 0.0
+    size: tuple[int, int],
+    *,
+    time_scale: float,
+    store_tokens: int = 1 << 21,
+    replicate_share: float = 0.0,
+    step_tokens: int = 0,
 ) -> AsyncIterator[Bench]:
-    """``size``: prefill and decode workers, with a store for each pool."""
+    """``size``: prefill and decode workers, with a store for each pool. ``step_tokens``: most of a step and of one
+    prompt in it, whoever else is there; 0: the usual ones."""
     config = Config(
-        worker=WorkerConfig(max_batched_tokens=2048, shared_chunk_tokens=512),
+        worker=WorkerConfig(max_batched_tokens=step_tokens or 2048, shared_chunk_tokens=step_tokens or 512),
         mock=MockConfig(enabled=True, time_scale=time_scale, kv_tokens=1 << 17, store_tokens=store_tokens),
         router=RouterConfig(port=0, control_port=0, replicate_share=replicate_share),
         cluster=ClusterConfig(prefill=size[0], decode=size[1], stores=2),

@@ -105,7 +105,8 @@ class Recovery:
             return []
         # A worker may well wake up: as long as nobody else could write, it is waited for, and gets work. Of others that
         # are not heard either no more can be said: all of them may be well, and this router or its network is not.
-        if self._chooser.decode(flight.ask, self._failed_by(flight) | self._unheard(now), now) is None:
+        unfit = self._failed_by(flight) | self._unheard(now)
+        if self._writers(now) <= unfit or self._chooser.decode(flight.ask, unfit, now) is None:
             return []
         if not forgotten:
             self._stall(worker, now)
@@ -121,6 +122,10 @@ class Recovery:
     def _moves(self, flight: Flight) -> int:
         """How many workers had this answer since its last word, and did not write it."""
         return 0 if flight.writes else len(flight.tried_decode) - 1
+
+    def _writers(self, now: float) -> set[str]:
+        """Usable ones of any model. Where nobody is left to go to, to choose for each answer takes too long."""
+        return {worker.name for worker in self._fleet.workers.usable(now) if worker.role.decodes}
 
     def _unheard(self, now: float) -> set[str]:
         """Workers that missed a heartbeat or two: alive, as far as anybody knows."""

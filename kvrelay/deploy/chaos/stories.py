@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,8 @@ import msgspec
 
 ASKING_S = 10.0
 MAX_CHARS = 4000
+MAX_TOLD = 10
+"""Answers that are asked about: a router that answers nobody must not be asked about all of them as well."""
 _LEFT_OUT = frozenset({"decision", "actual"})
 """Why it went where it went: much, and of no use here."""
 
@@ -20,14 +23,21 @@ class Stories:
     def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
         self._http = http
         self._url = f"{url}/kvrelay/requests"
+        self._turn = asyncio.Lock()
+        self._told = 0
 
     def __repr__(self) -> str:
         return f"<Stories from {self._url}>"
 
     async def of(self, request_id: str, age_s: float) -> str:
-        """Of the request that was sent ``age_s`` ago; without its id, of the one nearest in age that has not begun."""
+        """Of the request that was sent ``age_s`` ago; without its id, of the one nearest in age that has not begun. Of
+        the first ones alone; empty for others."""
+        if self._told >= MAX_TOLD:
+            return ""
+        self._told += 1
         try:
-            record = await self._get(f"/{request_id}") if request_id else await self._nearest(age_s)
+            async with self._turn, asyncio.timeout(ASKING_S):
+                record = await self._get(f"/{request_id}") if request_id else await self._nearest(age_s)
         except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError) as error:
             return f"the router could not be asked ({type(error).__name__})"
         return tell(record)[:MAX_CHARS]
@@ -40,7 +50,7 @@ class Stories:
         return await self._get(f"/{nearest['request_id']}") if nearest else {}
 
     async def _get(self, path: str) -> dict[str, Any]:
-        async with self._http.get(self._url + path, timeout=aiohttp.ClientTimeout(total=ASKING_S)) as response:
+        async with self._http.get(self._url + path) as response:
             record: dict[str, Any] = msgspec.json.decode(await response.read())
         return record
 

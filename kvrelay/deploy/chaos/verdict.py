@@ -10,9 +10,6 @@ import msgspec
 
 from kvrelay.types import Value
 
-MAX_TOLD = 10
-"""Failures that are told in words."""
-
 
 class Verdict(StrEnum):
     """Of one request."""
@@ -84,7 +81,7 @@ class Tally:
         self.verdicts[verdict] += 1
         if verdict is Verdict.RIGHT:
             self.pauses_s.append(seen.longest_pause_s)
-        elif verdict in (Verdict.WRONG, Verdict.HUNG) and len(self.failures) < MAX_TOLD:
+        elif verdict in (Verdict.WRONG, Verdict.HUNG) and len(self.failures) < 10:
             shown = msgspec.structs.replace(seen, story="")
             story = f": {seen.story}" if seen.story else ""
             self.failures.append(f"{what}: {verdict}{story}" + f"; {shown!r}, expected {expected!r}"[:2000])

@@ -95,9 +95,9 @@ class MockVictims:
         self._http = http
         self._url = f"{url}/workers"
         self._headers = {"authorization": f"Bearer {engine_key}"}
-        self.slow = 1.0
-        """While things are broken each step of a decode worker takes so many times as long: many streams then are not
-        more tokens a second than few."""
+        self.step_s = 0.0
+        """While things are broken no step of a decode worker is shorter: many streams then are not more tokens a second
+        than few, and their prompts are computed as fast as before."""
         self._targets: dict[str, Target] = {}
         self._hurt: dict[str, Deed] = {}
         self._bursts: dict[str, Bursts] = {}
@@ -146,10 +146,10 @@ class MockVictims:
 
     def _usual(self, name: str) -> Faults:
         target = self._targets.get(name)
-        return Faults(slow=self.slow if target is not None and target.kind == "decode" else 1.0)
+        return Faults(step_s=self.step_s if target is not None and target.kind == "decode" else 0.0)
 
     async def _suffer(self, name: str, faults: Faults) -> None:
-        await self.give(name, msgspec.structs.replace(faults, slow=self._usual(name).slow))
+        await self.give(name, msgspec.structs.replace(faults, step_s=self._usual(name).step_s))
 
     async def give(self, name: str, faults: Faults) -> None:
         """These faults and no others. Raises ``Lost``."""

@@ -26,6 +26,8 @@ class Engine:
         self.scheduler = scheduler
         self.slow = 1.0
         """Each step takes so many times as long."""
+        self.least_s = 0.0
+        """No step is shorter."""
         self._clock = clock
         self._free_s = 0.0
         """When the last step was to end."""
@@ -77,7 +79,8 @@ class Engine:
                 await self._wait(self.scheduler.wake_s())
                 self._free_s = self._clock()  # an idle engine has nothing to catch up with
                 continue
-            self._free_s, self._began_s = begins_s + self.slow * step.seconds, self._clock()
+            seconds = max(self.least_s, self.slow * step.seconds)
+            self._free_s, self._began_s = begins_s + seconds, self._clock()
             await asyncio.sleep(max(0.0, self._free_s - self._clock()))
             await self._may_step.wait()
             self._steps, self._began_s = self.progress() + 1, None

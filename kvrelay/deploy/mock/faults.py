@@ -31,6 +31,8 @@ class Faults(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Gone without a goodbye: connections are reset, its KV cache is lost. Taken back: it is born anew."""
     slow: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
     """Each step takes so many times as long."""
+    step_s: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
+    """No step is shorter. Tokens come slowly then, and a step computes as much of prompts as ever."""
     status: Annotated[int, Meta(ge=0, le=599)] = 0
     """HTTP status of every answer, e.g. 500; 0: answers as they should be."""
     drop_after: Annotated[int, Meta(ge=0)] | None = None

@@ -84,7 +84,7 @@ class Incarnation:
 
     def obey(self) -> None:
         """Take the faults of now on."""
-        self.engine.slow = self.faults.slow
+        self.engine.slow, self.engine.least_s = self.faults.slow, self.faults.step_s
         self.engine.hang(self.faults.hang)
         self._feed.mute(self.faults.mute)
         (self._network.clear if self.faults.mute else self._network.set)()
