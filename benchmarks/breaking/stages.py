@@ -46,6 +46,7 @@ async def chaos(quick: bool) -> dict[str, Any]:
         "deeds": outcome.deeds,
         "verdicts": outcome.verdicts,
         "longest_pause_s": outcome.longest_pause_s,
+        "late_s": outcome.late_s,
         "held": outcome.held,
         "failures": outcome.failures,
     }

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import aiohttp
 
 from kvrelay.deploy.chaos.clients import Clients, questions
+from kvrelay.deploy.chaos.lateness import Lateness
 from kvrelay.deploy.chaos.leaks import held
 from kvrelay.deploy.chaos.mending import Unmended, in_time, to_its_end
 from kvrelay.deploy.chaos.script import OF_CLIENTS, Deed, Event, Script
@@ -50,6 +51,8 @@ class Outcome(Value, frozen=True, kw_only=True):
     verdicts: dict[str, int]
     longest_pause_s: dict[str, float]
     """Of right answers, by quantile."""
+    late_s: float
+    """Longest time for which the clients themselves were held up: their pauses may be as much too long."""
     held: list[str]
     """Metrics that show something held, at rest."""
     failures: list[str]
@@ -77,7 +80,7 @@ async def wreak(
     await clients.learn()
     script = Script(targets, plan.seed, every_s=plan.every_s, lasts_s=plan.lasts_s)
     breaker = Breaker(victims, clients, random.Random(plan.seed), told)
-    async with clients:
+    async with Lateness() as late, clients:
         try:
             await victims.begin()
             clients.start(plan.streams, plan.seed, plan.ramp_s)
@@ -97,6 +100,7 @@ async def wreak(
         streams=_spread(breaker.streams),
         verdicts={verdict.value: count for verdict, count in sorted(tally.verdicts.items())},
         longest_pause_s={f"p{100 * share:g}": round(tally.pause_s(share), 3) for share in (0.5, 0.9, 0.99, 1.0)},
+        late_s=round(late.worst_s, 3),
         held=await held(http, url, plan.rest_s),
         failures=tally.failures,
         broken=[str(each) for each in breaker.broken],
