@@ -28,6 +28,7 @@ from kvrelay.fleet.outcomes import Outcomes
 from kvrelay.fleet.pick import Pick
 from kvrelay.fleet.prefix_waits import PrefixWaits
 from kvrelay.fleet.resumption import Resumption
+from kvrelay.fleet.steps import Steps
 from kvrelay.fleet.workers import Fleet
 from kvrelay.policy.admit import RETRY_AFTER_S
 from kvrelay.policy.cost import Item
@@ -80,6 +81,7 @@ class Recovery:
         self._waits = waits
         self._patience = patience
         self._pace = Pace()
+        self._steps = Steps()
         self._waiting: dict[str, LostAnswer] = {}
         self._unheard_at_s, self._unheard_then = -math.inf, set[str]()
         self.stalls = 0
@@ -93,11 +95,16 @@ class Recovery:
 
     # ------------------------------------------------------------ is it lost?
 
-    def unanswered(self, request_id: str, since_s: float, now: float) -> list[Command]:
-        """The request waits for a word of its D since ``since_s``: whether somebody else should write."""
+    def unanswered(self, request_id: str, since_s: float, now: float, gap_s: float = 0.0) -> list[Command]:
+        """The request waits for a word of its D since ``since_s``: whether somebody else should write.
+
+        ``gap_s`` lay between two words of it before.
+        """
         flight = self._flights.get(request_id)
         if flight is None:
             return []
+        if flight.writes:
+            self._steps.saw(flight.decode.worker, gap_s)
         worker, forgotten = flight.decode.worker, self._is_forgotten(flight, since_s, now)
         if not forgotten and not self._is_stalled(worker, since_s, now, self._moves(flight)):
             return []
@@ -171,7 +178,9 @@ class Recovery:
     def _step_s(self, worker: str) -> float:
         if self._fleet.workers.get(worker) is None:
             return 0.0
-        return self._experience.step(worker).seconds(1.0, self._loads.sequences[worker], self._loads.kv_tokens[worker])
+        sequences, kv_tokens = self._loads.sequences[worker], self._loads.kv_tokens[worker]
+        predicted_s = self._experience.step(worker).seconds(1.0, sequences, kv_tokens)
+        return max(predicted_s, self._steps.seconds(worker))
 
     def _stall(self, worker: str, now: float) -> None:
         member = self._fleet.workers.get(worker)

@@ -202,12 +202,12 @@ class Continuation:
     async def blocks(self) -> AsyncIterator[bytes]:
         """Events until every choice has come to its end. Raises ``Lost``, ``Malformed``."""
         self._readers = [asyncio.create_task(self._read(rest, reply)) for rest, reply in self._legs]
-        begin = self._wait.begin
+        begin, end = self._wait.begin, self._wait.end  # of the first word: its prompt is computed meanwhile
         while not all(rest.finished for rest, _ in self._legs):
             begin()
             rest, reply, news = await self._news.get()
-            self._wait.end()
-            begin = self._wait.again
+            end()
+            begin, end = self._wait.again, self._wait.heard
             if rest.finished:
                 continue
             if isinstance(news, KvrelayError):

@@ -126,7 +126,7 @@ class Relay:
             block = await anext(rest, b"")
         finally:
             self._is_waiting = False
-        self._wait.end()
+        self._wait.heard()
         return block
 
     def shorten(self, outlet: Outlet) -> None:
@@ -141,6 +141,7 @@ class Relay:
         passed = self._tap.middle(block) if self._tap is not None else block
         self.events += sse.token_events(passed)
         outlet.write(passed)
+        self._wait.heard()
         self._wait.begin()
         return True
 

@@ -14,6 +14,7 @@ class Wait:
         """None: it does not wait."""
         self._ended_s = clock()
         self._asked_again_s = 0.0
+        self._gaps_s = (0.0, 0.0)
 
     def __repr__(self) -> str:
         return "<Wait, none>" if self.since_s is None else f"<Wait of {self._clock() - self.since_s:.3f} s>"
@@ -26,6 +27,17 @@ class Wait:
         waits longer each time, as long as it was refused before: seen with two processes of one machine.
         """
         return None if self.since_s is None else max(self.since_s, self._asked_again_s)
+
+    @property
+    def gap_s(self) -> float:
+        """Between two words of one worker, as of late; 0 before there were some. One long gap alone is no pace."""
+        return min(self._gaps_s)
+
+    def heard(self) -> None:
+        """Another word of the worker that wrote the one before: ``end``."""
+        if self.since_s is not None:
+            self._gaps_s = self._gaps_s[1], self._clock() - self.since_s
+        self.end()
 
     def begin(self) -> None:
         self.since_s = self._clock()

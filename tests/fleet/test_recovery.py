@@ -299,6 +299,20 @@ def test_an_answer_that_was_moved_without_a_word_bears_longer_pauses_of_workers(
     assert 2.0 < waits_s[1] < 2.4
 
 
+def test_an_answer_that_came_slowly_is_waited_for_as_long_as_eight_of_its_words_take() -> None:
+    beats = Beats("d0", "d1")
+    beats.asked()
+    beats.brain.first_token("r0", 0.1)
+    lost = beats.decode
+    beats.steps(0.2)
+    commands: list[Command] = []
+    while not commands and beats.now < 60.0:
+        beats.steps(beats.now + 0.1, hangs=lost)
+        commands = beats.brain.recovery.unanswered("r0", 0.1, beats.now, 1.0)
+    assert commands == [AbandonDecode(request_id="r0", reason="silent")]
+    assert 8.0 < beats.now < 8.4
+
+
 def test_an_answer_that_its_busy_worker_has_forgotten_goes_on_elsewhere() -> None:
     beats = Beats("d0", "d1")
     beats.asked()

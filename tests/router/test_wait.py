@@ -50,3 +50,29 @@ def test_a_quick_client_excuses_nobody() -> None:
     wait.end()
     wait.again()
     assert wait.silent_since_s == 100.0
+
+
+def test_a_gap_between_two_words_is_known_once_there_were_two() -> None:
+    clock = Clock()
+    wait = Wait(clock)
+    gaps_s = []
+    for gap_s in (2.0, 2.5, 9.0, 2.4):
+        wait.begin()
+        clock.now_s += gap_s
+        wait.heard()
+        gaps_s.append(wait.gap_s)
+    assert gaps_s == [0.0, 2.0, 2.5, 2.4], "one long gap is no pace"
+    assert wait.since_s is None
+
+
+def test_silence_before_a_worker_was_lost_is_no_gap() -> None:
+    clock = Clock()
+    wait = Wait(clock)
+    for _ in range(2):
+        wait.begin()
+        clock.now_s += 0.5
+        wait.heard()
+    wait.begin()
+    clock.now_s += 30.0
+    wait.end()
+    assert wait.gap_s == 0.5
