@@ -58,3 +58,12 @@ def test_a_tally_keeps_the_pauses_of_right_answers_and_what_went_wrong() -> None
 )
 def test_what_is_held_shows_in_gauges_that_are_zero_at_rest(line: str, held: bool) -> None:
     assert _is_held(line) is held
+
+
+def test_failures_whose_story_is_known_are_told_however_late_they_come() -> None:
+    tally = Tally()
+    for number in range(30):
+        tally.add(Seen(hung=True, status=200), WHOLE, f"question {number}")
+    tally.add(Seen(hung=True, status=200, story="it waits for decode"), WHOLE, "question 99")
+    assert tally.failures[0].startswith("question 99: hung: it waits for decode;")
+    assert len(tally.failures) == 11

@@ -56,12 +56,12 @@ def test_a_gap_between_two_words_is_known_once_there_were_two() -> None:
     clock = Clock()
     wait = Wait(clock)
     gaps_s = []
-    for gap_s in (2.0, 2.5, 9.0, 2.4):
+    for gap_s in (2.0, 2.5, 9.0, 2.25):
         wait.begin()
         clock.now_s += gap_s
         wait.heard()
         gaps_s.append(wait.gap_s)
-    assert gaps_s == [0.0, 2.0, 2.5, 2.4], "one long gap is no pace"
+    assert gaps_s == [0.0, 2.0, 2.5, 2.25], "one long gap is no pace"
     assert wait.since_s is None
 
 

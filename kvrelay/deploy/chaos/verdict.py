@@ -10,6 +10,9 @@ import msgspec
 
 from kvrelay.types import Value
 
+MAX_TOLD = 10
+"""Failures that are told in words, those with a story left out."""
+
 
 class Verdict(StrEnum):
     """Of one request."""
@@ -81,10 +84,13 @@ class Tally:
         self.verdicts[verdict] += 1
         if verdict is Verdict.RIGHT:
             self.pauses_s.append(seen.longest_pause_s)
-        elif verdict in (Verdict.WRONG, Verdict.HUNG) and len(self.failures) < 10:
+        elif verdict in (Verdict.WRONG, Verdict.HUNG) and (seen.story or len(self.failures) < MAX_TOLD):
             shown = msgspec.structs.replace(seen, story="")
             story = f": {seen.story}" if seen.story else ""
-            self.failures.append(f"{what}: {verdict}{story}" + f"; {shown!r}, expected {expected!r}"[:2000])
+            failure = f"{what}: {verdict}{story}" + f"; {shown!r}, expected {expected!r}"[:2000]
+            # Those with a story come later, since their router has to be asked, and say more; there are not many.
+            self.failures.insert(0 if story else len(self.failures), failure)
+            del self.failures[2 * MAX_TOLD :]
         return verdict
 
     def pause_s(self, share: float) -> float:
