@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given, settings
@@ -101,7 +103,26 @@ def test_a_text_is_only_looked_up_when_hardly_any_of_it_is_new() -> None:
 @settings(max_examples=150, deadline=None)
 @given(text=TEXTS)
 def test_pieces_make_up_the_whole_text(text: str) -> None:
-    assert "".join(pieces._PIECE.findall(text)) == text or not text.strip()
+    assert "".join(pieces._PIECE.findall(text)) == text
+
+
+def test_no_text_is_looked_through_again_and_again() -> None:
+    """Each takes milliseconds; a search that begins anew at every character takes minutes, and holds Python's lock."""
+    code = (
+        "from kvrelay.router.pieces import _PIECE\n"
+        "for run in (' ', '\\n', ' \\n', '\\t', '\\u3000', 'a', '1', '.', '\\u0301', 'a ', 'a\\n', '. ', ' .  '):\n"
+        "    for text in (run * 600_000, 'a' + run * 600_000, run * 600_000 + 'a'):\n"
+        "        assert ''.join(_PIECE.findall(text)) == text"
+    )
+    subprocess.run([sys.executable, "-c", code], timeout=90, check=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("run", [" ", "\n", "\t \n"])
+def test_a_long_run_of_white_space_gets_the_ids_of_the_whole(kind: str, run: str) -> None:
+    for text in (run * 9_000, run * 9_000 + "a", "a" + run * 9_000, run * 9_000 + "."):
+        whole = WholeEncoder(TOKENIZERS[kind]).encode(text, special=True)
+        assert KNOWING[kind].encode(text, special=True) == whole
 
 
 @pytest.mark.parametrize("kind", KINDS)
