@@ -1,7 +1,7 @@
 """Finds the Prometheus metrics that the code defines, by reading it. It must never import or run what it reads.
 
 A metric is a call (``Counter(...)`` or a method of that name) or a tuple whose first item is a name beginning with
-``kvrelay_`` and whose second is its sentence.
+``kvrelay_`` and whose second is its sentence; a tuple of names alone defines nothing.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _metric(node: ast.expr, tree: ast.AST) -> Iterator[Metric]:
         case _:
             return
     name = _text(first)
-    if kind and NAME.fullmatch(name):
+    if kind and NAME.fullmatch(name) and not NAME.fullmatch(_text(second)):
         shown = name if kind != "counter" or name.endswith("_total") else f"{name}_total"
         yield Metric(shown, kind, tuple(_labels(rest, tree)), _text(second))
 

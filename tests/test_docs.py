@@ -253,6 +253,7 @@ yield f"kvrelay_{kind}_total", "Counted.", {"store": name}, 2.0
 Histogram("kvrelay_seconds", "Time.", ["path"], buckets=(1.0,))
 self._counter("kvrelay_requests", "Requests.", "status")
 print("kvrelay_no", "metric")
+names = ("kvrelay_seconds", "kvrelay_requests_total", "kvrelay_ready")
 """
     assert metrics_in(source) == [
         Metric("kvrelay_ready", "gauge", ("worker", "KIND"), "1 when ready."),
@@ -260,3 +261,10 @@ print("kvrelay_no", "metric")
         Metric("kvrelay_seconds", "histogram", ("path",), "Time."),
         Metric("kvrelay_requests_total", "counter", ("status",), "Requests."),
     ]
+
+
+def test_each_metric_of_the_reference_is_told_once_in_a_sentence() -> None:
+    metrics = metrics_of_kvrelay()
+    assert [metric for metric in metrics if not metric.sentence.endswith(".")] == []
+    names = [metric.name for metric in metrics]
+    assert {name for name in names if names.count(name) > 1} == set()
