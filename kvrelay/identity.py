@@ -21,7 +21,8 @@ NAME_BYTES = 16
 CONVERTIBLE_DTYPES = frozenset({"float32", "bfloat16"})
 """KV types that convert into each other with nothing but rounding; float16 would overflow."""
 
-_NEAR = "/near"
+_NEAR = ".near"
+"""An engine takes salts of at most 128 characters, and none with a slash, backslash, ``@`` or NUL."""
 
 _ROOT = b"kvrelay/root/1"
 _PAGE_HASH = hashlib.blake2b(digest_size=NAME_BYTES, person=b"kvrelay/page/2")

@@ -10,6 +10,7 @@ import time
 import msgspec
 import pytest
 
+from kvrelay import identity
 from kvrelay.identity import (
     ByConversion,
     Exact,
@@ -23,7 +24,9 @@ from kvrelay.identity import (
     token_bytes,
     with_dtype,
 )
+from kvrelay.router.keys import tenant_salt
 from kvrelay.types import Codec, Fingerprint, PageFormat, PageName
+from tests.router.fake_vllm import FORBIDDEN_IN_SALTS, MOST_SALT_CHARACTERS
 
 FORMAT = PageFormat(layers=30, kv_heads=3, head_dim=64, dtype="bfloat16", page_tokens=32)
 OURS = Fingerprint(weights="w1", weights_epoch=0, format=FORMAT, naming=2, engine="vllm 0.32.0")
@@ -187,3 +190,12 @@ def test_ten_thousand_tokens_are_named_in_about_a_millisecond() -> None:
         name_pages(ROOT, tokens, 32)
         best_s = min(best_s, time.thread_time() - started)
     assert best_s < 0.003
+
+
+def test_an_engine_takes_the_salt_of_converted_pages_of_every_tenant() -> None:
+    for name in ("", "a", "../../x", "a@b\\c\0", "x" * 10_000):
+        salt = tenant_salt(b"k" * 32, "tenant", name)
+        assert identity.exact_salt(identity.near_salt(salt)) == salt
+        for sent in (salt, identity.near_salt(salt), identity.near_salt("")):
+            assert 0 < len(sent) <= MOST_SALT_CHARACTERS
+            assert not FORBIDDEN_IN_SALTS & set(sent)

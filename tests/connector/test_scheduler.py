@@ -563,7 +563,9 @@ def test_pages_of_a_hinted_type_are_loaded_for_conversion_and_nothing_is_saved_u
 
 
 def test_converted_pages_that_the_engine_kept_are_never_saved_under_exact_names(engine: Engine) -> None:
-    request = engine.arrive(prompt(100, kv_transfer_params=converting_leg("bfloat16"), cache_salt="tenant/near"))
+    request = engine.arrive(
+        prompt(100, kv_transfer_params=converting_leg("bfloat16"), cache_salt=identity.near_salt("tenant"))
+    )
     assert engine.half.matched_tokens(request, 64) == 0
     engine.half.allocated(request, [4, 5], 0)
     assert engine.step(request, 64, 36) == []

@@ -15,6 +15,9 @@ from kvrelay.protocol.engine import PrefillLeg, read_handoff
 from kvrelay.router.tokens import Tokens
 
 Hook = Callable[[PrefillLeg], Awaitable[None]]
+MOST_SALT_CHARACTERS = 128
+FORBIDDEN_IN_SALTS = frozenset("@/\\\x00")
+"""vLLM 0.32 refuses others with 400."""
 
 
 @dataclass
@@ -86,6 +89,9 @@ class FakeVllm:
             return web.Response()
         if self.refuse:
             return web.Response(status=self.refuse, body=self.refusal, content_type="application/json")
+        if not _takes(body.get("cache_salt")):
+            error = {"message": "Parameter 'cache_salt' must not be this", "code": 400}
+            return web.json_response({"error": error}, status=400)
         leg = read_handoff(body.get("kv_transfer_params"))
         if isinstance(leg, PrefillLeg):
             if self.on_prefill is not None:
@@ -181,3 +187,7 @@ class FakeVllm:
 
 def _text(content: Any) -> str:
     return content if isinstance(content, str) else "".join(part["text"] for part in content)
+
+
+def _takes(salt: str | None) -> bool:
+    return salt is None or (0 < len(salt) <= MOST_SALT_CHARACTERS and not FORBIDDEN_IN_SALTS & set(salt))
