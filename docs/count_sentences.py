@@ -18,7 +18,7 @@ COUNTS: Mapping[str, str] = MappingProxyType(
         "handoffs_malformed": "Transfer fields of a request that are not a router's of this version.",
         "leases_open": "Leases that pin pages now.",
         "links_crashed": "Links that an error of the store ended.",
-        "links_refused": "Callers that failed the handshake.",
+        "links_refused": "Callers that failed the handshake, or said what is no message.",
         "load_bad_checksum": "Loads cut short: bytes did not match their checksum.",
         "load_cancelled": "Loads cut short: the client went away.",
         "load_crashed": "Loads cut short: a fault in the loader.",

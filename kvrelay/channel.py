@@ -32,7 +32,8 @@ MAX_LINKS = 1024
 MAX_CRASHES = 3
 CRASH_WINDOW_S = 60.0
 _PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED)
-_MAX_INTRODUCTION_BYTES = 4096
+_MAX_INTRODUCTION_BYTES = 1024
+"""Longest message of somebody who has not proved the key: a hello is about a hundred bytes, and a name."""
 
 M = TypeVar("M", bound=Message)
 
@@ -53,7 +54,7 @@ async def in_time(who: object) -> AsyncIterator[None]:
 async def connect(address: str | Path, key: bytes, *, sender: str, purpose: str) -> Channel:
     """Open a link to ``host:port`` or to a unix socket path. Raises ``Lost``, ``Refused``."""
     async with in_time(address):
-        channel = Channel(await _dial(address))
+        channel = Channel(await _dial(address), FrameReader(_MAX_INTRODUCTION_BYTES))
         try:
             await _introduce(channel, key, sender, purpose)
         except BaseException:
@@ -102,6 +103,7 @@ async def _introduce(channel: Channel, key: bytes, sender: str, purpose: str) ->
             said = steps.send(await channel.recv())
     except StopIteration as end:
         channel.peer, channel.purpose = end.value, purpose
+        channel.lift_limit()
 
 
 async def welcome(sock: socket.socket, key: bytes, *, receiver: str, purposes: frozenset[str]) -> Channel:
@@ -242,7 +244,7 @@ class Listener:
         self._serve = serve
         self._links: set[asyncio.Task[None]] = set()
         self.refused = 0
-        """Callers that failed the handshake."""
+        """Callers that failed the handshake, and links that ended because what came on them is no message."""
         self.crashed = 0
         """Links that ended by an error in our own code; health must show it."""
         self._crashes: deque[float] = deque(maxlen=MAX_CRASHES)
@@ -296,9 +298,15 @@ class Listener:
         except KvrelayError:
             self.refused += 1
             return
+        except Exception:  # noqa: BLE001  # border: nobody without the key may spoil our health, by any error
+            self.refused += 1
+            _log.exception("a caller of %s was refused by an error", self._receiver)
+            return
         try:
             await self._serve(channel)
+        except Malformed:
+            self.refused += 1
         except KvrelayError:
-            pass  # the peer is gone, talks nonsense or says no: its link ends, and ``serve`` has cleaned up after it
+            pass  # the peer is gone or says no: its link ends, and ``serve`` has cleaned up after it
         finally:
             channel.close()

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
+import xxhash
 
 from kvrelay import channel
 from kvrelay.channel import Channel, Listener, bind_tcp, bind_unix, connect, split_address
@@ -180,7 +181,17 @@ async def test_another_version_or_purpose_is_refused_by_name(version: int, purpo
         raw.close()
 
 
+def framed(body: bytes) -> bytes:
+    """``body`` as a frame, whatever it is."""
+    return (len(body) + 8).to_bytes(4, "little") + body + xxhash.xxh3_64_intdigest(body).to_bytes(8, "little")
+
+
+NESTED = b"\x91" * 995 + b"\xc0"
+"""Deeper than Python lets a decoder go, on a stack that others stand on already."""
 GARBAGE = [
+    framed(b"\x82\xa1x" + NESTED + b"\xa4type\xa5Hello"),
+    framed(b"\x82\xa4type\xa5Hello\xa1x" + NESTED),
+    framed(NESTED),
     b"GET / HTTP/1.1\r\n\r\n",
     b"\xff" * 64,
     b"\x05\x00\x00\x00abcde",
@@ -218,7 +229,9 @@ async def test_garbage_before_the_handshake_ends_that_link_alone(data: bytes) ->
         good.close()
 
 
-@pytest.mark.parametrize("data", [*GARBAGE[:2], (MAX_FRAME_BYTES + 1).to_bytes(4, "little")])
+@pytest.mark.parametrize(
+    "data", [*GARBAGE[:5], framed(b"\x82\xa1x" + 9 * NESTED[:-1] + NESTED), (MAX_FRAME_BYTES + 1).to_bytes(4, "little")]
+)
 async def test_garbage_after_the_handshake_ends_that_link(data: bytes) -> None:
     async with listening(echo) as (listener, address):
         link = await dial(address)
@@ -227,8 +240,33 @@ async def test_garbage_after_the_handshake_ends_that_link(data: bytes) -> None:
         link._sock.setblocking(False)
         with pytest.raises(Lost):
             await asyncio.wait_for(link.recv(), PATIENCE_S)
+        await until(lambda: listener.refused == 1)
         assert listener.crashed == 0
         link.close()
+
+
+async def test_an_error_of_our_own_before_the_proof_ends_that_link_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> bytes:
+        raise ZeroDivisionError
+
+    async with listening(echo) as (listener, address):
+        monkeypatch.setattr(channel, "prove", broken)
+        for _ in range(channel.MAX_CRASHES):
+            raw = Channel(socket.create_connection(split_address(address)))
+            await raw.send(Hello(version=WIRE_VERSION, purpose="peer", sender="x", nonce=b"n" * 16))
+            with pytest.raises(Lost):
+                await raw.recv()
+        await until(lambda: listener.refused == channel.MAX_CRASHES)
+        assert listener.is_sound
+
+
+async def test_a_message_longer_than_a_hello_is_refused_before_the_proof() -> None:
+    async with listening(echo) as (listener, address):
+        raw = Channel(socket.create_connection(split_address(address)))
+        await raw.send(Hello(version=WIRE_VERSION, purpose="peer", sender="x" * 1024, nonce=b"n" * 16))
+        with pytest.raises(Lost):
+            await raw.recv()
+        await until(lambda: listener.refused == 1)
 
 
 async def test_a_silent_caller_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:

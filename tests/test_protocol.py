@@ -99,6 +99,12 @@ def test_bytes_that_are_no_message_are_malformed(body: bytes) -> None:
         decode(body)
 
 
+@pytest.mark.parametrize("before", [b"", b"\x82\xa1x", b"\x82\xa4type\xa8Describe\xa1x"])
+def test_a_body_that_is_nested_too_deeply_is_malformed(before: bytes) -> None:
+    with pytest.raises(Malformed):
+        decode(before + b"\x91" * 3900 + b"\xc0")
+
+
 def test_every_message_has_its_own_tag() -> None:
     kinds = AnyMessage.__args__
     assert len({kind.__struct_config__.tag for kind in kinds}) == len(kinds) >= 30

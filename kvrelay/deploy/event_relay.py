@@ -128,14 +128,14 @@ class EventRelay:
         """Whether a batch with a number that was heard before is another one: what is told again is older."""
         try:
             return _decoder.decode(payload).timestamp_s > self._last_s
-        except (msgspec.DecodeError, msgspec.ValidationError):
+        except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
             return False
 
     def _apply(self, payload: bytes) -> None:
         self._next += 1
         try:
             batch = _decoder.decode(payload)
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
             self._lose(self._next, f"a batch cannot be read ({error})")
             return
         self._last_s = max(self._last_s, batch.timestamp_s)

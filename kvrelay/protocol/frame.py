@@ -52,7 +52,7 @@ def decode(body: bytes | bytearray | memoryview) -> Message:
     """The message of one frame's body. Raises ``Malformed``."""
     try:
         return _decoder.decode(body)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:  # the last: nested too deeply
         raise Malformed(f"not a message of wire version {WIRE_VERSION}: {error}") from error
 
 

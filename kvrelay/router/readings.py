@@ -92,7 +92,12 @@ class BrainReadings:
         links = self.listener
         crashed, refused = (links.crashed, links.refused) if links else (0, 0)
         yield "kvrelay_links_crashed_total", "Links of members that an error of the router ended.", {}, crashed
-        yield "kvrelay_links_refused_total", "Callers of the control port that failed the handshake.", {}, refused
+        yield (
+            "kvrelay_links_refused_total",
+            "Callers of the control port that failed the handshake, or said what is no message.",
+            {},
+            refused,
+        )
 
     def _index(self) -> Iterator[Reading]:
         index = self._brain.index
