@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 
 from kvrelay.fleet.chooser import Chooser
 from kvrelay.fleet.experience import Experience
@@ -24,6 +23,7 @@ from kvrelay.fleet.flight import (
 )
 from kvrelay.fleet.launch import Launcher
 from kvrelay.fleet.loads import Loads
+from kvrelay.fleet.lost_answer import LostAnswer
 from kvrelay.fleet.outcomes import Outcomes
 from kvrelay.fleet.pick import Pick
 from kvrelay.fleet.prefix_waits import PrefixWaits
@@ -36,24 +36,6 @@ from kvrelay.policy.recover import MAX_RESUMES, Manner, Pace, Patience, may_repl
 
 CHEAP_S = 0.05
 """What is loaded rather than computed need not wait for its turn: it is no more than a step or two of its worker."""
-
-
-@dataclass(frozen=True)
-class LostAnswer:
-    """An answer that waits for its turn to go on."""
-
-    flight: Flight
-    ask: Ask
-    rest: Rest
-    seconds: float
-    """Predicted prefill."""
-    since_s: float
-
-    @property
-    def urgency(self) -> tuple[int, float, float]:
-        """The least goes first: priority, then whoever would be back soonest if all had begun at once. So long prompts
-        let shorter ones pass, and not for ever."""
-        return -self.ask.slo.priority, self.since_s + self.seconds, self.since_s
 
 
 class Recovery:
@@ -198,16 +180,34 @@ class Recovery:
         """D is gone. A plan to go on by, a wait for one, or None: the answer ends here."""
         flight = self._flights[request_id]
         self._give_back(flight, now, blamed=True)
-        pick = None
+        pick = lost = None
         if rest.ask is not None and flight.resumes <= MAX_RESUMES:
             pick = self._pick(flight, rest.ask, rest, now)
-        self._note(flight, reason, rest, pick, now)
-        if rest.ask is None or pick is None:
+            lost = LostAnswer(flight, rest.ask, rest, _prefill_s(pick) if pick is not None else 0.0, now)
+        waits = lost is not None and pick is None and self._may_find_one(lost, now)
+        self._note(flight, reason, rest, pick, now, waits=waits)
+        if lost is None or (pick is None and not waits):
             return None
-        if self._is_next(rest.ask, pick, now):
-            return self._go(flight, rest.ask, pick, now)
-        self._waiting[request_id] = LostAnswer(flight, rest.ask, rest, _prefill_s(pick), now)
+        if pick is not None and self._is_next(lost.ask, pick, now):
+            return self._go(flight, lost.ask, pick, now)
+        self._waiting[request_id] = lost
         return Waits(request_id=request_id)
+
+    def _may_find_one(self, lost: LostAnswer, now: float) -> bool:
+        """Nobody can write it at the moment, and somebody who was heard lately may soon be able to.
+
+        After a pause of this router or of its network nobody was heard, and everybody lives.
+        """
+        tried, lease_s = lost.flight.tried_decode, self._patience.leave_s
+        ready = {worker.name for worker in self._chooser.ground(lost.ask.facts.model, now).writers}
+        return not ready - tried and any(
+            member.info.role.decodes
+            and member.info.model == lost.ask.facts.model
+            and member.info.name not in tried
+            and not (member.left or member.draining)
+            and now - member.heard_s <= lease_s
+            for member in self._fleet.workers
+        )
 
     def _pick(
         self, flight: Flight, ask: Ask, rest: Rest, now: float, unfit: Collection[str] | None = None
@@ -263,7 +263,10 @@ class Recovery:
         predicted = flight.timeline.predicted
         return predicted.cached_tokens if predicted is not None else None
 
-    def _note(self, flight: Flight, reason: str, rest: Rest, pick: Pick | None, now: float) -> None:
+    def _note(
+        self, flight: Flight, reason: str, rest: Rest, pick: Pick | None, now: float, *, waits: bool = False
+    ) -> None:
+        goes_on = pick is not None or waits
         chosen = pick.decision.chosen if pick is not None else None
         flight.timeline.lose(
             Resumption(
@@ -271,8 +274,8 @@ class Recovery:
                 lost_worker=flight.decode.worker,
                 lost_at=round(now - flight.ask.received_s, 6),
                 tokens=rest.tokens,
-                manner=rest.manner if pick is not None else Manner.FAIL,
-                outcome="open" if pick is not None else "failed",
+                manner=rest.manner if goes_on else Manner.FAIL,
+                outcome="open" if goes_on else "failed",
                 worker=pick.decode.name if pick is not None else "",
                 cached_tokens=chosen.cached_tokens if chosen is not None else 0,
                 prefill_s=round(_prefill_s(pick), 6) if pick is not None else 0.0,
@@ -290,6 +293,8 @@ class Recovery:
     def turn(self, now: float) -> Iterator[Command]:
         """Time passed, or something was given back: whose turn it is."""
         for lost in sorted(self._waiting.values(), key=lambda lost: lost.urgency):
+            if now - lost.since_s <= self._patience.leave_s and self._may_find_one(lost, now):
+                continue
             if not self._pace.allows(now, self._workers(lost.ask, now)):
                 return
             flight = lost.flight

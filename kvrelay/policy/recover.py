@@ -8,6 +8,7 @@ from enum import StrEnum
 
 import msgspec
 
+from kvrelay.policy.patience import SILENT_LEASES
 from kvrelay.types import Value
 
 MAX_RESUMES = 8
@@ -87,6 +88,8 @@ class Patience(Value, frozen=True, kw_only=True):
     """A worker that waits for pages may be silent for so long after whoever computes or sends them was heard of."""
     steps: float = 8.0
     """A request waits for at least so many predicted steps."""
+    leave_s: float = 6.0
+    """An answer that nobody can write at the moment waits for a worker that was heard so lately, and so long."""
     alone_s: float = 30.0
     """An answer that was begun waits no longer for its next word, however busy its worker is with others."""
 
@@ -110,7 +113,12 @@ class Patience(Value, frozen=True, kw_only=True):
 
 def patience(dead_after_s: float, transfer_wait_s: float = 120.0) -> Patience:
     """So that a loss is noticed within ``dead_after_s``, a look at the clock every 0.2 s included."""
-    return Patience(stream_s=0.75 * dead_after_s, worker_s=0.5 * dead_after_s, pages_s=transfer_wait_s)
+    return Patience(
+        stream_s=0.75 * dead_after_s,
+        worker_s=0.5 * dead_after_s,
+        pages_s=transfer_wait_s,
+        leave_s=SILENT_LEASES * dead_after_s,
+    )
 
 
 class Pace(Value, frozen=True, kw_only=True):

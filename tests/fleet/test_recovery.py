@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from kvrelay.fleet.brain import Brain
-from kvrelay.fleet.flight import AbandonDecode, Command, Plan, Rest, Start
+from kvrelay.fleet.flight import AbandonDecode, Command, Plan, Refuse, Rest, Start, Waits
 from kvrelay.policy.admit import Slo
 from kvrelay.policy.recover import Manner, Pace
 from kvrelay.protocol.feed import Heartbeat, TransferEvent
@@ -297,6 +297,33 @@ def test_an_answer_that_was_moved_without_a_word_bears_longer_pauses_of_workers(
         assert isinstance(beats.brain.recovery.lost("r0", rest(), reason="silent", now=beats.now), Plan)
     assert 1.5 < waits_s[0] < 1.8
     assert 2.0 < waits_s[1] < 2.4
+
+
+def lost_in_silence(beats: Beats) -> None:
+    """``r0`` lost its worker's connection, after 3 s in which this router heard nobody."""
+    beats.asked()
+    beats.brain.first_token("r0", 0.1)
+    beats.steps(0.2)
+    assert isinstance(beats.brain.recovery.lost("r0", rest(), reason="reset", now=3.2), Waits)
+    assert list(beats.brain.recovery.turn(3.3)) == []
+
+
+def test_an_answer_that_nobody_can_write_at_the_moment_goes_on_once_somebody_is_heard() -> None:
+    beats = Beats("d0", "d1")
+    lost_in_silence(beats)
+    beats.steps(3.4)
+    (start,) = beats.brain.recovery.turn(3.4)
+    assert isinstance(start, Start)
+    assert len(beats.brain.recovery) == 0
+
+
+def test_nobody_waits_for_ever_for_a_worker_that_could_write() -> None:
+    beats = Beats("d0", "d1")
+    lost_in_silence(beats)
+    assert list(beats.brain.recovery.turn(6.1)) == []
+    (refuse,) = beats.brain.recovery.turn(9.3)
+    assert isinstance(refuse, Refuse)
+    assert "no worker is left" in refuse.reason
 
 
 def test_an_answer_that_came_slowly_is_waited_for_as_long_as_eight_of_its_words_take() -> None:

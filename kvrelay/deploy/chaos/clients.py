@@ -124,7 +124,7 @@ class Clients:
             self._running[task] = question, reading
             try:
                 await self._watch(task, reading)
-                seen = await task
+                seen = msgspec.structs.replace(await task, story=reading.story, hung=reading.hung)
             except asyncio.CancelledError:
                 me = asyncio.current_task()
                 if me is not None and me.cancelling():
