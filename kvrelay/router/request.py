@@ -10,7 +10,8 @@ from typing import TypeVar
 import msgspec
 
 from kvrelay.errors import BadRequest
-from kvrelay.router.strip import strip_reserved
+from kvrelay.router.extent import check_extent
+from kvrelay.router.strip import CONTAINERS, strip_reserved
 
 MAX_CHOICES = 1024
 MAX_DEPTH = 100
@@ -63,6 +64,7 @@ class ClientRequest:
 
 def parse(kind: Kind, data: bytes) -> ClientRequest:
     """The request in ``data``. Raises ``BadRequest``."""
+    check_extent(data)
     body = _decode(data)
     if data.count(b"[") + data.count(b"{") > MAX_DEPTH and _deeper_than(MAX_DEPTH, body):
         raise BadRequest(f"the body is nested more than {MAX_DEPTH} levels deep; flatten it")
@@ -110,7 +112,7 @@ def _deeper_than(depth: int, value: object) -> bool:
 def _containers(value: object) -> list[object]:
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     # Looking at the types first is five times faster for long lists of token ids.
-    return [item for item in items if isinstance(item, dict | list)] if {dict, list} & set(map(type, items)) else []
+    return [item for item in items if type(item) in CONTAINERS] if CONTAINERS & set(map(type, items)) else []
 
 
 def _typed(body: dict[str, object], key: str, kind: type[T], want: str) -> T | None:
