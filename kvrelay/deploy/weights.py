@@ -19,13 +19,14 @@ _CHUNK_BYTES = 4 << 20
 def weights_digest(folder: Path) -> str:
     """xxh3-128 (hex) over the names and contents of the folder's config and weights.
 
-    Remembered in the user's cache by path, size and time of change, because large weights take seconds to read.
+    Remembered in the user's cache, because large weights take seconds to read, until a file is another one, has another
+    size, or was written to: that changes ``ctime``, which nobody can set, as copying tools and images set ``mtime``.
     Raises ``Misconfigured`` when the folder holds no model.
     """
     files = _weight_files(folder)
     stamp = _stamp(files)
     note = cache_root() / "digests" / hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:32]
-    known = note.read_text().split() if note.is_file() else []
+    known = _read_note(note)
     if len(known) == 2 and known[0] == stamp:
         return known[1]
     digest = _read_digest(files)
@@ -44,18 +45,27 @@ def _weight_files(folder: Path) -> list[Path]:
     return [folder / "config.json", *files]
 
 
+def _read_note(note: Path) -> list[str]:
+    """Its words; none when there is no note, or something else is there."""
+    try:
+        return note.read_text().split()
+    except (OSError, UnicodeDecodeError):
+        return []
+
+
 def _stamp(files: list[Path]) -> str:
     parts: list[bytes] = []
     for file in files:
         stat = file.stat()
-        parts += [file.name.encode(), str(stat.st_size).encode(), str(stat.st_mtime_ns).encode()]
+        facts = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+        parts += [os.fsencode(file.name), *(str(fact).encode() for fact in facts)]
     return hashlib.sha256(frame(parts)).hexdigest()
 
 
 def _read_digest(files: list[Path]) -> str:
     digest = xxhash.xxh3_128()
     for path in files:
-        digest.update(frame([path.name.encode(), str(path.stat().st_size).encode()]))
+        digest.update(frame([os.fsencode(path.name), str(path.stat().st_size).encode()]))
         with path.open("rb") as file:
             while chunk := file.read(_CHUNK_BYTES):
                 digest.update(chunk)

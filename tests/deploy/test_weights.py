@@ -53,14 +53,42 @@ def test_the_tokenizer_is_no_part_of_the_weights(tmp_path: Path) -> None:
     assert weights_digest(folder) == before
 
 
-def test_a_known_folder_is_not_read_again(tmp_path: Path) -> None:
+def note_in(cache: Path) -> Path:
+    """The one note of what a digest was."""
+    (note,) = (cache / "kvrelay" / "digests").iterdir()
+    return note
+
+
+def test_a_known_folder_is_not_read_again(tmp_path: Path, cache: Path) -> None:
+    folder = make_tiny(tmp_path / "model")
+    digest = weights_digest(folder)
+    stamp = note_in(cache).read_text().removesuffix(f" {digest}\n")
+    note_in(cache).write_text(f"{stamp} {'7' * 32}")
+    assert weights_digest(folder) == "7" * 32
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_other_weights_of_the_same_size_and_time_have_another_digest(tmp_path: Path, *, in_place: bool) -> None:
     folder = make_tiny(tmp_path / "model")
     before = weights_digest(folder)
     weights = folder / "model.safetensors"
     stat = weights.stat()
-    weights.write_bytes(bytes(stat.st_size))
-    os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    target = weights if in_place else folder / "draft"
+    target.write_bytes(bytes(stat.st_size))
+    os.utime(target, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    while target.stat().st_ctime_ns == stat.st_ctime_ns:  # the kernel's clock for files takes milliseconds to move
+        target.touch()
+        os.utime(target, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    target.replace(weights)
+    assert weights_digest(folder) != before
+
+
+def test_a_note_that_is_something_else_is_replaced(tmp_path: Path, cache: Path) -> None:
+    folder = make_tiny(tmp_path / "model")
+    before = weights_digest(folder)
+    note_in(cache).write_bytes(b"\xff\xfe\x00")
     assert weights_digest(folder) == before
+    assert before in note_in(cache).read_text()
 
 
 def test_a_digest_needs_no_writable_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
