@@ -25,6 +25,14 @@ class Lost(KvrelayError):
     """The peer, page or process is gone; recompute or choose another."""
 
 
+class Unasked(Lost):
+    """It never had what was asked of it, or turned it away: whatever happened to it, this was not the reason."""
+
+
+class Harmful(KvrelayError):
+    """Workers fail at this very request, one after the other: no other one is to have it."""
+
+
 class Incompatible(KvrelayError):
     """Two sides cannot exchange KV; ``field`` names what differs."""
 

@@ -17,6 +17,7 @@ from kvrelay.fleet.flight import (
     AbandonPrefill,
     Ask,
     Command,
+    Condemn,
     DecodeOrder,
     DispatchDecode,
     Flight,
@@ -39,6 +40,7 @@ from kvrelay.fleet.prefix_waits import PrefixWaits
 from kvrelay.fleet.prefixes import Prefixes
 from kvrelay.fleet.recovery import Recovery
 from kvrelay.fleet.standing import Standings
+from kvrelay.fleet.suspects import Suspects, why
 from kvrelay.fleet.workers import Fleet
 from kvrelay.policy.admit import RETRY_AFTER_S, Limits
 from kvrelay.policy.patience import longest_hold_s
@@ -94,7 +96,8 @@ class Brain:
         self.copies = Copies(*known, replicate_share)
         self.waits = PrefixWaits(self.prefixes, self._launcher, self._flights, self._dispatch_if_ready)
         parts = self.fleet, self.loads, self._chooser, self._launcher, self.outcomes, self.experience, self.waits
-        self.recovery = Recovery(self._flights, *parts, patience(dead_after_s, transfer_wait_s))
+        self.suspects = Suspects(self.loads)
+        self.recovery = Recovery(self._flights, *parts, self.suspects, patience(dead_after_s, transfer_wait_s))
         self.standings = Standings(self._flights, self.fleet, self.door, self.recovery)
         self.unknown_transfers = 0
         """Milestones of transfers that this router does not know (any more)."""
@@ -223,18 +226,24 @@ class Brain:
         ready = self._dispatch_if_ready(flight, now)
         return ready + self.waits.computed(leg.transfer, now) + self.admit_waiting(now)
 
-    def prefill_failed(self, request_id: str, index: int, now: float, *, blamed: bool = True) -> list[Command]:
+    def prefill_failed(
+        self, request_id: str, index: int, now: float, *, blamed: bool = True, died: bool = False
+    ) -> list[Command]:
         """P refused, reset or vanished: another P, unless D is already at work; without one D computes the prompt.
 
-        Not ``blamed``: the router called it off, or the request itself was at fault.
+        Not ``blamed``: the router called it off, or the request itself was at fault. ``died``: it may have, of this.
         """
         flight = self._flights[request_id]
         leg = flight.legs[index]
+        if died:
+            self.suspects.prefill_died(leg, now)
         self.outcomes.prefill_failed(leg, now, blamed=blamed)
         self._launcher.release(leg, now)
         leg.state = LegState.FAILED
         flight.timeline.lost(leg.transfer)
         self.waits.failed(leg.transfer)
+        if leg.blame.is_enough:
+            return [Condemn(request_id=request_id, reason=why(leg.blame)), *self.waits.flush(now)]
         # Before those that waited for it: they may wait for its next attempt.
         assigned = None if flight.dispatched else self._launcher.assign(flight, leg, now)
         again = assigned.commands(request_id) if assigned is not None else self._dispatch_if_ready(flight, now)
@@ -285,14 +294,15 @@ class Brain:
         self.loads.asked(flight.decode)
         return self._decode_orders.of(flight, now)
 
-    def decode_refused(self, request_id: str, now: float) -> bool:
-        """D failed before its first byte reached the client; False when no other D is left.
+    def decode_refused(self, request_id: str, now: float, *, reason: str = "") -> bool:
+        """D failed before its first byte reached the client, for this ``reason``; False when no other D is left.
 
-        Those that waited for its prompt go on with the next ``waits.flush``.
+        Those that waited for its prompt go on with the next ``waits.flush``. Raises ``Harmful``.
         """
         flight = self._flights[request_id]
         self.outcomes.decode_refused(flight, now)
         self.waits.failed(request_id)
+        self.suspects.decode_lost(flight, reason, now)
         pick = self._chooser.decode(flight.ask, flight.tried_decode, now)
         if pick is None:
             return False

@@ -10,6 +10,7 @@ from kvrelay.fleet.loads import DecodeReservation, PrefillReservation
 from kvrelay.policy.admit import Slo
 from kvrelay.policy.recover import Manner
 from kvrelay.policy.route import Path
+from kvrelay.policy.suspect import Blame
 from kvrelay.protocol.feed import PushOrder
 from kvrelay.types import PromptNames, RequestFacts, Value, WorkerInfo
 
@@ -95,6 +96,14 @@ class Refuse(Value, frozen=True, kw_only=True):
     after_s: float
 
 
+class Condemn(Value, frozen=True, kw_only=True):
+    """Command: the request kills its workers, and no other one is to have it; ``reason`` is a sentence for its
+    client."""
+
+    request_id: str
+    reason: str
+
+
 class SendPrefill(Value, frozen=True, kw_only=True):
     """Command: this prompt goes to another P."""
 
@@ -133,7 +142,7 @@ class PullPages(Value, frozen=True, kw_only=True):
     order: PushOrder
 
 
-Command = Start | Refuse | SendPrefill | DispatchDecode | AbandonPrefill | AbandonDecode | PullPages
+Command = Start | Refuse | Condemn | SendPrefill | DispatchDecode | AbandonPrefill | AbandonDecode | PullPages
 
 
 class LegState(StrEnum):
@@ -167,6 +176,8 @@ class PromptLeg:
     """KV type of the pages that the chosen P writes."""
     reservation: PrefillReservation | None = None
     tried: set[str] = field(default_factory=set)
+    blame: Blame = field(default_factory=Blame)
+    """For the deaths of its Ps."""
     worker: str = ""
     """The P of the current attempt."""
     transfer_over: bool = False
@@ -226,6 +237,8 @@ class Flight:
     dispatched: bool = False
     writes: bool = False
     """Its D has written something."""
+    blame: Blame = field(default_factory=Blame)
+    """For the deaths of its Ds since one wrote."""
     resumes: int = 0
     """How often the answer lost its D after it had begun."""
     cached_before: int | None = None

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping
 
+from kvrelay.errors import Harmful
 from kvrelay.fleet.chooser import Chooser
 from kvrelay.fleet.experience import Experience
 from kvrelay.fleet.flight import (
@@ -29,6 +30,7 @@ from kvrelay.fleet.pick import Pick
 from kvrelay.fleet.prefix_waits import PrefixWaits
 from kvrelay.fleet.resumption import Resumption
 from kvrelay.fleet.steps import Steps
+from kvrelay.fleet.suspects import Suspects
 from kvrelay.fleet.workers import Fleet
 from kvrelay.policy.admit import RETRY_AFTER_S
 from kvrelay.policy.cost import Item
@@ -51,6 +53,7 @@ class Recovery:
         outcomes: Outcomes,
         experience: Experience,
         waits: PrefixWaits,
+        suspects: Suspects,
         patience: Patience,
     ) -> None:
         self._flights = flights
@@ -61,6 +64,7 @@ class Recovery:
         self._outcomes = outcomes
         self._experience = experience
         self._waits = waits
+        self._suspects = suspects
         self._patience = patience
         self._pace = Pace()
         self._steps = Steps()
@@ -145,6 +149,7 @@ class Recovery:
                 member = self._fleet.workers.get(held.worker)
                 if member is not None and member.progress is not None:
                     self._stall(held.worker, now)
+                    self._suspects.prefill_died(leg, now)
                     yield AbandonPrefill(request_id=flight.request_id, index=leg.index)
 
     def _is_stalled(self, worker: str, since_s: float, now: float, moves: int = 0) -> bool:
@@ -177,8 +182,14 @@ class Recovery:
         return self._flights[request_id].decode.worker
 
     def lost(self, request_id: str, rest: Rest, *, reason: str, now: float) -> Plan | Waits | None:
-        """D is gone. A plan to go on by, a wait for one, or None: the answer ends here."""
+        """D is gone. A plan to go on by, a wait for one, or None: the answer ends here. Raises ``Harmful``."""
         flight = self._flights[request_id]
+        try:
+            self._suspects.decode_lost(flight, reason, now)
+        except Harmful:
+            self._give_back(flight, now, blamed=True)
+            self._note(flight, reason, rest, None, now)
+            raise
         self._give_back(flight, now, blamed=True)
         pick = lost = None
         if rest.ask is not None and flight.resumes <= MAX_RESUMES:

@@ -9,8 +9,8 @@ class Resumption(Value, frozen=True, kw_only=True):
     """One loss. Moments are seconds since the request was received, on the router's clock."""
 
     reason: str
-    """How the loss showed: ``reset``, ``silent``, ``gone``, ``gave_up``, ``forgotten``; or ``drained``: it was
-    asked to leave."""
+    """How the loss showed: ``reset``, ``silent``, ``gone``, ``gave_up``, ``forgotten``, ``unasked``; or ``drained``: it
+    was asked to leave."""
     lost_worker: str
     lost_at: float
     tokens: int

@@ -6,12 +6,13 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable
 
-from kvrelay.errors import Lost, Malformed, Overloaded
+from kvrelay.errors import Harmful, Lost, Malformed, Overloaded, Unasked
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.flight import (
     AbandonDecode,
     AbandonPrefill,
     Command,
+    Condemn,
     DispatchDecode,
     Plan,
     Refuse,
@@ -136,6 +137,8 @@ class Exchange:
                 self.start(command.plan)
             case Refuse():
                 self._turn.refuse(Overloaded(command.reason, command.after_s))
+            case Condemn():
+                self._turn.refuse(Harmful(command.reason))
             case SendPrefill():
                 self._prefills.send(command.order)
             case AbandonPrefill():
@@ -164,14 +167,15 @@ class Exchange:
     # ------------------------------------------------------------ D leg
 
     async def answer(self) -> WholeAnswer | StreamedAnswer:
-        """The answer, once it is known to be one. Raises ``Rejected``, ``Overloaded``."""
+        """The answer, once it is known to be one. Raises ``Rejected``, ``Overloaded``, ``Harmful``."""
         await self._turn.wait()
         while True:
             try:
                 return await self._decode()
             except (Lost, Malformed) as error:
                 self._decodes.drop()
-                has_next = self._brain.decode_refused(self._id, self._clock())
+                reason = "unasked" if isinstance(error, Unasked) else self._decodes.take_reason("reset")
+                has_next = self._brain.decode_refused(self._id, self._clock(), reason=reason)
                 self._obey(self._brain.waits.flush(self._clock()))
                 if not has_next:
                     raise Overloaded("no worker could answer this request; retry") from error

@@ -7,7 +7,7 @@ from http import HTTPStatus
 
 import msgspec
 
-from kvrelay.errors import BadRequest, KvrelayError, Lost, Retry
+from kvrelay.errors import BadRequest, Harmful, KvrelayError, Lost, Retry
 from kvrelay.policy.admit import RETRY_AFTER_S
 
 CLIENT_CLOSED = 499
@@ -57,6 +57,10 @@ def describe(error: KvrelayError) -> Failure:
             return _unavailable(str(error), error.after_s)
         case Lost():
             return _unavailable(f"{error}; retry", RETRY_AFTER_S)
+        case Harmful():
+            # OpenAI's clients send a 500 again by themselves, unless they are told not to.
+            headers = {"x-should-retry": "false"}
+            return Failure(status=500, body=error_body(str(error), 500), headers=headers)
         case _:
             return Failure(status=500, body=error_body(str(error), 500))
 

@@ -6,8 +6,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from http import HTTPStatus
 
-from kvrelay.errors import KvrelayError, Lost
+from kvrelay.errors import KvrelayError, Lost, Unasked
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.flight import Command, PrefillOrder
 from kvrelay.router.failures import Rejected, blames_client
@@ -98,7 +99,8 @@ class Prefills:
             return
         # Only a lost worker is to blame: a leg that was called off says nothing, nor does a request that is wrong.
         blamed = isinstance(error, Lost)
-        self._obey(self._brain.prefill_failed(self._id, index, self._clock(), blamed=blamed))
+        died = blamed and not isinstance(error, Unasked)
+        self._obey(self._brain.prefill_failed(self._id, index, self._clock(), blamed=blamed, died=died))
 
     async def settle(self) -> None:
         """Give P's answers a moment: D may be done before P's HTTP reply is here."""
@@ -115,10 +117,12 @@ class Prefills:
 
 
 async def accepted(reply: Reply) -> bytes:
-    """The body of a 200. Raises ``Rejected`` on an answer that blames the request, ``Lost`` on any other."""
+    """The body of a 200. Raises ``Rejected`` on an answer that blames the request, ``Lost`` on any other, ``Unasked``
+    where that says that the worker never tried: an engine that dies answers what it had with 500."""
     if reply.status == 200:
         return await reply.read()
     body = await reply.read(MAX_ERROR_BYTES)
     if blames_client(reply.status):
         raise Rejected(reply.status, body)
-    raise Lost(f"a worker answered with status {reply.status}")
+    failed = Lost if reply.status == HTTPStatus.INTERNAL_SERVER_ERROR else Unasked
+    raise failed(f"a worker answered with status {reply.status}")

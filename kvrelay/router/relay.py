@@ -11,7 +11,7 @@ from typing import Protocol
 
 import msgspec
 
-from kvrelay.errors import KvrelayError, Lost, Malformed
+from kvrelay.errors import Harmful, KvrelayError, Lost, Malformed, Unasked
 from kvrelay.router import sse
 from kvrelay.router.answers import Outlet
 from kvrelay.router.continuation import Continuation
@@ -59,6 +59,8 @@ class Relay:
         self._tap = tap
         self._failed = False
         self._whole = False
+        self._why = _GONE
+        """What the client is told when it is not whole."""
         self._outlet: Outlet | None = None
         self._is_waiting = False
         """For the next block of the first worker, and the client has all before it."""
@@ -96,11 +98,11 @@ class Relay:
                 # It is the answer's fault, not its worker's: the next one would write the same.
                 log.warning("an answer cannot go on: %s", error)
                 self._tap = None
-            except (Lost, Malformed):
-                reason = "reset"
+            except (Lost, Malformed) as error:
+                reason = "unasked" if isinstance(error, Unasked) else "reset"
         if not self._whole and not self._failed:
             self._failed = True
-            yield sse.error_event(_GONE, 502)
+            yield sse.error_event(self._why, 502)
 
     async def _first_life(self, block: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         while block:
@@ -187,6 +189,9 @@ class Relay:
             return await self._lives.go_on(reason)
         except (Lost, Malformed):
             raise
+        except Harmful as error:
+            self._why = str(error)
+            return None
         except KvrelayError:
             return None  # nobody has room, or a worker refuses the rest: the client has to ask again
 

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from kvrelay.errors import Lost
+from kvrelay.errors import Lost, Unasked
 from kvrelay.router.sse import END, EventSplitter
 from kvrelay.router.wire import Wire
 
@@ -101,14 +101,16 @@ class Call:
         return f"<Call of {self._url}>"
 
     async def reply(self) -> Reply:
-        """Send it and wait for the status. Raises ``Lost``."""
+        """Send it and wait for the status. Raises ``Lost``, and ``Unasked`` where nobody could be reached."""
+        failed: type[Lost] = Unasked
         try:
             wire = self._wire = self._upstream.take(self._target) or await self._connected()
+            failed = Lost
             return Reply(self._upstream, self._target, wire, await wire.send(self._request))
         except OSError as error:  # TimeoutError is one
             self.abandon()
             why = f"the worker at {self._url} cannot be reached or hung up ({type(error).__name__})"
-            raise Lost(why) from error
+            raise failed(why) from error
         except asyncio.CancelledError:
             self.abandon()
             raise
