@@ -20,16 +20,20 @@ class Bodies:
         return f"<Bodies {self.held_bytes}/{self._limit_bytes} bytes>"
 
     @contextlib.contextmanager
-    def claim(self, size_bytes: int) -> Iterator[Claim]:
-        """Room for a body of at most ``size_bytes``, until its request is over. Raises ``Overloaded``."""
-        if self.held_bytes and self.held_bytes + size_bytes > self._limit_bytes:
-            raise Overloaded(f"{self.held_bytes} bytes of requests are held already; retry later", RETRY_AFTER_S)
+    def claim(self) -> Iterator[Claim]:
+        """Room for a body, none at first, until its request is over."""
         claim = Claim(self)
         try:
-            claim.resize(size_bytes)
             yield claim
         finally:
-            claim.resize(0)
+            self.held_bytes -= claim.size_bytes
+
+    def take(self, before_bytes: int, after_bytes: int) -> None:
+        """A body has grown. Raises ``Overloaded``."""
+        others_bytes = self.held_bytes - before_bytes
+        if others_bytes and others_bytes + after_bytes > self._limit_bytes:
+            raise Overloaded(f"{others_bytes} bytes of requests are held already; retry later", RETRY_AFTER_S)
+        self.held_bytes = others_bytes + after_bytes
 
 
 class Claim:
@@ -42,7 +46,7 @@ class Claim:
     def __repr__(self) -> str:
         return f"<Claim {self.size_bytes} bytes>"
 
-    def resize(self, size_bytes: int) -> None:
-        """The body's length is known better now."""
-        self._bodies.held_bytes += size_bytes - self.size_bytes
+    def grow(self, size_bytes: int) -> None:
+        """As much of the body has arrived. Raises ``Overloaded``."""
+        self._bodies.take(self.size_bytes, size_bytes)
         self.size_bytes = size_bytes

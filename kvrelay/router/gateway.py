@@ -21,6 +21,7 @@ from kvrelay.router.bodies import Bodies, Claim
 from kvrelay.router.desk import Desk
 from kvrelay.router.exchange import Exchange
 from kvrelay.router.failures import CLIENT_CLOSED, Failure, describe, error_body, unexpected
+from kvrelay.router.intake import Intake
 from kvrelay.router.keys import Keyring, Tenant
 from kvrelay.router.promises import Promises
 from kvrelay.router.prompts import PromptReader
@@ -29,10 +30,8 @@ from kvrelay.router.telemetry import Telemetry
 
 log = logging.getLogger("kvrelay.router")
 
-BODY_S = 60.0
-"""Longest time a client may take to send its body."""
 MAX_READING = 1024
-"""Requests whose bodies are being read or tokenised; more are turned away, since each may hold a whole body."""
+"""Requests whose bodies have arrived and are being tokenised; more are turned away."""
 
 MAX_HELD_BYTES = 1 << 30
 """Bodies of all requests that are being read or answered: 4,096 requests of 256 KiB, or 32 of the longest."""
@@ -64,6 +63,7 @@ class Gateway:
         self._telemetry = telemetry
         self._clock = clock
         self._max_body_bytes = max_body_bytes
+        self._intake = Intake(max_body_bytes)
         self._reading = 0
         self._bodies = Bodies(MAX_HELD_BYTES)
 
@@ -123,7 +123,7 @@ class Gateway:
     async def _generate(self, http: web.Request, kind: Kind) -> web.StreamResponse:
         received_s, tenant = self._clock(), self._tenant(http)
         _require_json(http)
-        with self._bodies.claim(self._most_bytes(http)) as claim:
+        with self._bodies.claim() as claim:
             exchange = await self._opened(http, kind, claim, tenant, received_s)
             return await self._driven(http, exchange)
 
@@ -144,12 +144,11 @@ class Gateway:
 
     async def _opened(self, http: web.Request, kind: Kind, claim: Claim, tenant: Tenant, received_s: float) -> Exchange:
         """The request read, tokenised and started. Nothing is reserved unless this returns."""
+        body = await self._intake.read(http, claim)
         if self._reading >= MAX_READING:
             raise Overloaded(f"{self._reading} requests are being read already; retry", RETRY_AFTER_S)
         self._reading += 1
         try:
-            body = await self._body(http)
-            claim.resize(len(body))
             request = parse(kind, body)
             workers = self._desk.workers_of(request.model)
             prompts = await self._reader.read(request, workers)
@@ -159,30 +158,6 @@ class Gateway:
         return self._desk.open(
             request, prompts, workers[0], request_id=http[_ID], tenant=tenant, slo=slo, received_s=received_s
         )
-
-    def _most_bytes(self, http: web.Request) -> int:
-        """Most bytes that the body of ``http`` can have. Raises ``BadRequest`` (413)."""
-        if (http.content_length or 0) > self._max_body_bytes:
-            raise self._too_long()
-        packed = "content-encoding" in http.headers
-        return self._max_body_bytes if packed or http.content_length is None else http.content_length
-
-    def _too_long(self) -> BadRequest:
-        limit = f"the body is over the limit of {self._max_body_bytes} bytes"
-        return BadRequest(f"{limit}; send less, or raise router.max_body_bytes", status=413)
-
-    async def _body(self, http: web.Request) -> bytes:
-        try:
-            if http.content.is_eof():  # nearly always: a timer costs more than to read what is here
-                return await http.read()
-            async with asyncio.timeout(BODY_S):
-                return await http.read()
-        except TimeoutError as error:
-            raise BadRequest(f"the body did not arrive within {BODY_S:g} s; send it faster", status=408) from error
-        except web.HTTPRequestEntityTooLarge as error:
-            raise self._too_long() from error
-        except web.RequestPayloadError as error:
-            raise BadRequest(f"the body could not be read ({error}); send it again") from error
 
     async def _respond(self, http: web.Request, exchange: Exchange) -> web.StreamResponse:
         match await exchange.answer():

@@ -13,7 +13,9 @@ import pytest
 from aiohttp import web
 
 from kvrelay.config import RouterConfig
-from kvrelay.router import gateway, outflow, relay
+from kvrelay.errors import Overloaded
+from kvrelay.router import gateway, intake, outflow, relay
+from kvrelay.router.bodies import Bodies, Claim
 from kvrelay.types import Role, Stage
 from tests.fleet.values import store
 from tests.patience import CANCELLED_S, LEEWAY, PATIENCE_S, until
@@ -179,17 +181,38 @@ async def test_a_small_body_that_unpacks_to_a_large_one_is_a_413(model_folder: P
                 assert (await response.json())["error"]["message"]
 
 
-async def test_a_body_that_never_ends_is_a_408(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("limit", ["BODY_S", "GRACE_S"])
+async def test_a_body_that_never_ends_or_comes_slowly_is_a_408(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
     await cluster.split()
-    monkeypatch.setattr(gateway, "BODY_S", 0.2)
+    monkeypatch.setattr(intake, limit, 0.2)
+    over = asyncio.Event()
 
     async def trickle() -> AsyncIterator[bytes]:
         yield b"{"
-        await asyncio.sleep(1.0)
+        await over.wait()
 
-    async with cluster.http.post("/v1/completions", data=trickle(), headers=JSON) as response:
-        assert response.status == 408
-        assert "send it faster" in (await response.json())["error"]["message"]
+    async with asyncio.timeout(min(PATIENCE_S, intake.BODY_S + 5)):
+        async with cluster.http.post("/v1/completions", data=trickle(), headers=JSON) as response:
+            assert response.status == 408
+            assert "send it faster" in (await response.json())["error"]["message"]
+    over.set()
+
+
+async def test_a_body_that_keeps_its_pace_may_take_longer_than_the_grace(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await cluster.split()
+    monkeypatch.setattr(intake, "GRACE_S", 0.2)
+    monkeypatch.setattr(intake, "MIN_BYTES_PER_S", 10)
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b'{"model":"tiny","user":"%s",' % (b"u" * 1000)
+        await asyncio.sleep(0.4)
+        yield b'"prompt":"x"}'
+
+    assert await _status(cluster, pieces()) == 200
 
 
 async def test_requests_that_are_still_being_read_are_bounded(
@@ -221,42 +244,57 @@ async def test_bodies_that_the_router_holds_are_bounded(model_folder: Path, monk
         await cluster.at_rest()
 
 
-async def test_a_body_of_unknown_length_counts_as_the_longest_until_it_is_read(
-    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("announced", [True, False])
+async def test_clients_that_begin_bodies_and_send_no_more_keep_nobody_out(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch, announced: bool
 ) -> None:
     monkeypatch.setattr(gateway, "MAX_HELD_BYTES", 1 << 20)
+    monkeypatch.setattr(gateway, "MAX_READING", 5)
+    over, begun = asyncio.Event(), asyncio.Semaphore(0)
+    read = intake.Intake.read
+
+    async def seen(self: intake.Intake, http: web.Request, claim: Claim) -> bytes:
+        begun.release()
+        return await read(self, http, claim)
+
+    monkeypatch.setattr(intake.Intake, "read", seen)
+
+    async def stuck() -> AsyncIterator[bytes]:
+        yield b"{"
+        await over.wait()
+
+    headers = JSON | ({"content-length": str(20 << 20)} if announced else {})
     async with Cluster(model_folder) as cluster:
-        prefill, _ = await cluster.split()
-        prefill.hold.clear()
-        whole, reading = asyncio.Event(), asyncio.Event()
-        body = gateway.Gateway._body
-
-        async def read(self: gateway.Gateway, http: web.Request) -> bytes:
-            reading.set()
-            return await body(self, http)
-
-        monkeypatch.setattr(gateway.Gateway, "_body", read)
-
-        async def pieces() -> AsyncIterator[bytes]:
-            yield b'{"model":"tiny",'
-            await whole.wait()
-            yield b'"prompt":"x"}'
-
-        first = asyncio.create_task(_status(cluster, pieces()))
+        await cluster.split()
+        slow = [asyncio.create_task(_status(cluster, stuck(), headers)) for _ in range(40)]
         async with asyncio.timeout(PATIENCE_S):
-            await reading.wait()
-        assert await _status(cluster, b'{"prompt":"x"}') == 503
-        whole.set()
-        await until(lambda: prefill.in_flight == 1)
-        second = asyncio.create_task(_status(cluster, b'{"prompt":"x"}'))
-        await until(lambda: prefill.in_flight == 2)
-        prefill.hold.set()
-        assert (await first, await second) == (200, 200)
+            for _ in slow:
+                await begun.acquire()
+        assert await _status(cluster, b'{"prompt":"x"}') == 200
+        for task in slow:
+            task.cancel()
+        await asyncio.gather(*slow, return_exceptions=True)
         await cluster.at_rest()
 
 
-async def _status(cluster: Cluster, data: bytes | AsyncIterator[bytes]) -> int:
-    async with cluster.http.post("/v1/completions", data=data, headers=JSON) as response:
+def test_a_body_takes_room_as_it_arrives_and_gives_all_back() -> None:
+    bodies = Bodies(100)
+    with bodies.claim() as first, bodies.claim() as second:
+        for size in (10, 60):
+            first.grow(size)
+        second.grow(40)
+        with pytest.raises(Overloaded):
+            second.grow(41)
+        assert bodies.held_bytes == 100
+    assert bodies.held_bytes == 0
+    with bodies.claim() as alone:
+        alone.grow(1000)
+        assert bodies.held_bytes == 1000
+    assert bodies.held_bytes == 0
+
+
+async def _status(cluster: Cluster, data: bytes | AsyncIterator[bytes], headers: dict[str, str] | None = None) -> int:
+    async with cluster.http.post("/v1/completions", data=data, headers=headers or JSON) as response:
         await response.read()
         return response.status
 
