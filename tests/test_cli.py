@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes.util
 import os
 import re
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,8 @@ from typer.testing import CliRunner, Result
 from kvrelay import __version__
 from kvrelay.channel import Channel, Listener, bind_unix
 from kvrelay.cli import app
+from kvrelay.cli.doctor import Finding, Verdict, findings
+from kvrelay.cli.settings import load
 from kvrelay.cli.terminal import console
 from kvrelay.cli.up import _example
 from kvrelay.deploy.key import read_key
@@ -280,13 +284,50 @@ def test_a_role_under_up_is_refused_with_what_to_use_instead(tmp_path: Path) -> 
     assert "--prefill, --decode, --colocated" in result.stderr
 
 
-def test_the_doctor_knows_who_holds_a_port(tmp_path: Path) -> None:
+def port_findings(folder: Path, api_port: int, control_port: int) -> list[Finding]:
+    """What the doctor says of the two ports."""
+    file = folder / "kvrelay.toml"
+    file.write_text(f"[router]\nport = {api_port}\ncontrol_port = {control_port}\n")
+    return [finding for finding in findings(load(file)) if finding.what.startswith("port ")]
+
+
+def test_a_port_that_somebody_else_has_is_a_failure_to_the_doctor(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as sock:
-        file = tmp_path / "kvrelay.toml"
-        file.write_text(f"[router]\ncontrol_port = {sock.getsockname()[1]}\n")
-        result = kvrelay("doctor", "--config", str(file))
-    assert f"in use by pid {os.getpid()}" in result.stdout
-    assert "choose another with router.control_port" in result.stdout
+        _, control = port_findings(tmp_path, 0, sock.getsockname()[1])
+    assert control.verdict is Verdict.BAD
+    assert f"in use by pid {os.getpid()}" in control.text
+    assert "choose another with router.control_port" in control.text
+
+
+@contextlib.contextmanager
+def router_in_name(count: int) -> Iterator[list[int]]:
+    """Ports of a process that listens on ``count`` and is called as a router is."""
+    listen = (
+        "import socket, sys; held = [socket.create_server(('127.0.0.1', 0)) for _ in range(int(sys.argv[1]))]\n"
+        "print(*(each.getsockname()[1] for each in held), flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", listen, str(count), "kvrelay", "router"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        yield [int(word) for word in child.stdout.readline().split()]  # it ends with its input, which the exit closes
+
+
+def test_the_ports_of_the_cluster_that_runs_here_are_well_and_those_of_another_are_not(tmp_path: Path) -> None:
+    with router_in_name(2) as (api, control), router_in_name(1) as (foreign,):
+        ours = port_findings(tmp_path, api, control)
+        mixed = port_findings(tmp_path, api, foreign)
+        beside = port_findings(tmp_path, free_port(), control)
+    assert [finding.verdict for finding in ours] == [Verdict.GOOD] * 2
+    assert "a second one needs --port" in ours[0].text
+    assert [finding.verdict for finding in mixed] == [Verdict.BAD] * 2
+    assert [finding.verdict for finding in beside] == [Verdict.GOOD, Verdict.BAD]
+
+
+@pytest.mark.parametrize("flag", ["--prefill", "--decode"])
+def test_a_size_of_mocks_and_a_count_of_workers_are_refused_together(flag: str) -> None:
+    result = kvrelay("up", "--mock", "2x2", flag, "3")
+    assert result.exit_code == 1
+    assert f"--mock 2x2 and {flag} 3 both count workers; leave {flag} out" in result.stderr
 
 
 def test_the_doctor_leaves_a_long_path_whole_in_a_narrow_window(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from kvrelay.deploy import cores
 from kvrelay.deploy.command import program
 from kvrelay.deploy.key import read_key
 from kvrelay.deploy.model import model_path
-from kvrelay.deploy.ports import CONTROL_PORT, holder, is_free
+from kvrelay.deploy.ports import CONTROL_PORT, holder, is_free, routers_at
 from kvrelay.deploy.ranks import require_ranks
 from kvrelay.errors import Misconfigured
 from kvrelay.types import Value
@@ -68,7 +68,10 @@ def doctor(
     """Check Python, vLLM, cores, memory, model, ports and a running cluster, and say what to do about what is wrong.
 
     With --store, ask a running store for its ways to the others instead: which transport carries the pages, how fast
-    it was in its test, and why others are not used. Ends with status 1 when a cluster could not start here.
+    it was in its test, and why others are not used.
+
+    Ends with status 1 when a cluster could not start here, also for a port that somebody else has. The cluster of this
+    configuration, when it runs already, is no hindrance: what it says of its workers is shown.
 
     Example:  kvrelay doctor --store /run/kvrelay/store.sock --key-file key
     """
@@ -110,9 +113,10 @@ def findings(config: Config) -> list[Finding]:
     router = config.router
     software = [_python(), _engine(), _numa(), _torchvision()]
     machine = [_cores(config), _memory(config), _shared_memory(), _model(config)]
+    ours = _our_routers(router)
     ports = [
-        _port(router.host, router.port, "--port"),
-        _port(router.control_host, router.control_port, CONTROL_PORT),
+        _port(router.host, router.port, "--port", ours),
+        _port(router.control_host, router.control_port, CONTROL_PORT, ours),
     ]
     return [*software, *machine, *ports, *_fleet(router)]
 
@@ -202,7 +206,7 @@ def _model(config: Config) -> Finding:
 
 def _fleet(router: RouterConfig) -> list[Finding]:
     """What a cluster that runs here already says of its workers."""
-    if not router.port or "kvrelay router" not in holder(router.port):
+    if not router.port or not routers_at(router.port):
         return []
     health = fleet_health(f"http://{reachable(router.host)}:{router.port}")
     if health is None:
@@ -213,14 +217,16 @@ def _fleet(router: RouterConfig) -> list[Finding]:
     return [*(_finding("cluster", False, complaint, Verdict.WARNING) for complaint in health.complaints), *notes]
 
 
-def _port(host: str, port: int, setting: str) -> Finding:
+def _our_routers(router: RouterConfig) -> frozenset[int]:
+    """Routers of the cluster that this configuration describes, when it runs: they have every port that it names."""
+    ports = [port for port in (router.port, router.control_port) if port]
+    return frozenset.intersection(*map(routers_at, ports)) if ports else frozenset()
+
+
+def _port(host: str, port: int, setting: str, ours: frozenset[int]) -> Finding:
     what = f"port {port}"
     if not port or is_free(host, port):
         return _finding(what, True, "free" if port else "any free one will be taken")
-    who = holder(port)
-    if "kvrelay router" in who:
-        pid = who.partition(" (")[0]
-        return _finding(
-            what, False, f"a cluster runs here already, {pid}; a second one needs {setting}", Verdict.WARNING
-        )
-    return _finding(what, False, f"in use by {who}; stop it, or choose another with {setting}", Verdict.WARNING)
+    if ours & routers_at(port):
+        return _finding(what, True, f"this cluster runs already, pid {min(ours)}; a second one needs {setting}")
+    return _finding(what, False, f"in use by {holder(port)}; stop it, or choose another with {setting}")

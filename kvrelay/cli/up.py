@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvrelay.cli.drain import DEFAULT_ROUTER
 from kvrelay.cli.mock import Device, TimeScale
 from kvrelay.cli.settings import ConfigFile, Model, load
 from kvrelay.cli.startup import StartupView
@@ -16,6 +18,7 @@ from kvrelay.config import Config
 from kvrelay.deploy import cores
 from kvrelay.deploy.command import program
 from kvrelay.deploy.mock.roster import parse_size
+from kvrelay.errors import Misconfigured
 
 if TYPE_CHECKING:
     from kvrelay.deploy.local import LocalCluster
@@ -52,12 +55,12 @@ def up(
 
     Example:  kvrelay up --prefill 2 --decode 1 --port 9000
     """
-    if colocated is not None:
-        prefill, decode = prefill or 0, decode or 0
     with reported():
         simulated = {"time_scale": time_scale, "device": device, "enabled": True if mock else None}
         if mock:
-            prefill, decode = parse_size("--mock", mock)
+            prefill, decode = _simulated_size(mock, prefill, decode)
+        elif colocated is not None:
+            prefill, decode = prefill or 0, decode or 0
         cluster = {"prefill": prefill, "decode": decode, "colocated": colocated, "stores": stores}
         given = {"path": model, "dtype": dtype}
         settings = load(
@@ -75,6 +78,14 @@ def up(
     console.print("Stopped.")
 
 
+def _simulated_size(mock: str, prefill: int | None, decode: int | None) -> tuple[int, int]:
+    """Prefill and decode workers of ``--mock``. Raises ``Misconfigured`` when another flag counts them too."""
+    for flag, count in (("--prefill", prefill), ("--decode", decode)):
+        if count is not None:
+            raise Misconfigured(f"--mock {mock} and {flag} {count} both count workers; leave {flag} out")
+    return parse_size("--mock", mock)
+
+
 def _warn_of_few_cores(config: Config) -> None:
     have = len(cores.parse(config.worker.cpus) if config.worker.cpus else cores.available())
     want = config.cluster.prefill + config.cluster.decode + config.cluster.colocated
@@ -86,8 +97,9 @@ def _warn_of_few_cores(config: Config) -> None:
 async def _serve(config: Config, view: StartupView) -> None:
     from kvrelay.deploy.local import LocalCluster
 
+    show_run_dir = functools.partial(_show_run_dir, simulated=config.mock.enabled)
     with view:
-        async with LocalCluster(config, on_run_dir=_show_run_dir, on_progress=view.update) as cluster:
+        async with LocalCluster(config, on_run_dir=show_run_dir, on_progress=view.update) as cluster:
             view.close()
             console.print(f"\n[bold green]Serving[/bold green] at [bold]{cluster.url}[/bold] ({view.elapsed_s:.1f} s)")
             console.print(f"Logs: {cluster.run.logs}\n\nTry, in another terminal:\n", markup=False, soft_wrap=True)
@@ -95,7 +107,7 @@ async def _serve(config: Config, view: StartupView) -> None:
             console.print(_example(cluster.url, served_name(cluster), wants_key), markup=False, soft_wrap=True)
             if config.mock.enabled:
                 console.print(_fault_example(cluster), markup=False, soft_wrap=True)
-            if config.router.replicas > 1:
+            if cluster.controls != [DEFAULT_ROUTER]:
                 console.print(_drain_example(cluster), markup=False, soft_wrap=True)
             console.print("\nCtrl-C ends it.")
             await cluster.wait()
@@ -108,14 +120,15 @@ def _fault_example(cluster: LocalCluster) -> str:
 
 
 def _drain_example(cluster: LocalCluster) -> str:
-    """Each router has to be told, so their control ports have to be known."""
+    """Each router has to be told, so control ports have to be known that are not the one that drain tries itself."""
     routers = " ".join(f"--router {control}" for control in cluster.controls)
     return f"\nTo empty a worker:\n\n  {program()} drain WORKER --key-file {cluster.run.key} {routers}"
 
 
-def _show_run_dir(path: Path) -> None:
-    """A path is left whole, for the clipboard."""
-    console.print(f"Run directory: {path} (logs, store sockets, key)", markup=False, soft_wrap=True)
+def _show_run_dir(path: Path, *, simulated: bool) -> None:
+    """A path is left whole, for the clipboard. Simulated stores have no sockets there."""
+    holds = "logs, key" if simulated else "logs, store sockets, key"
+    console.print(f"Run directory: {path} ({holds})", markup=False, soft_wrap=True)
 
 
 def served_name(cluster: LocalCluster) -> str:

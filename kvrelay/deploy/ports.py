@@ -123,21 +123,41 @@ def require_free(host: str, port: int, setting: str, *, shared: bool = False) ->
 
 def holder(port: int) -> str:
     """Who listens on ``port``: ``pid 42 (python -m http.server)``, or that it cannot be seen."""
+    for pid in _listeners(port):
+        return _describe(pid)
+    return "a process that this user may not see"
+
+
+def routers_at(port: int) -> frozenset[int]:
+    """Processes that listen on ``port`` and are kvrelay routers; replicas share one."""
+    return frozenset(pid for pid in _listeners(port) if pid is not None and "kvrelay router" in _command(pid))
+
+
+def _listeners(port: int) -> list[int | None]:
+    """Processes that listen on ``port``; None is one of another user."""
     try:
         connections = psutil.net_connections("tcp")
     except psutil.AccessDenied:
-        connections = []
-    for connection in connections:
-        if connection.laddr and connection.laddr.port == port and connection.status == psutil.CONN_LISTEN:
-            return _describe(connection.pid)
-    return "a process that this user may not see"
+        return []
+    return [
+        connection.pid
+        for connection in connections
+        if connection.laddr and connection.laddr.port == port and connection.status == psutil.CONN_LISTEN
+    ]
 
 
 def _describe(pid: int | None) -> str:
     if pid is None:
         return "a process of another user"
-    try:
-        command = " ".join(psutil.Process(pid).cmdline()) or psutil.Process(pid).name()
-    except psutil.Error:
+    command = _command(pid)
+    if not command:
         return f"pid {pid}"
     return f"pid {pid} ({command if len(command) <= 100 else command[:97] + '...'})"
+
+
+def _command(pid: int) -> str:
+    """Its command line, its name where it has none; empty when it is gone or hidden."""
+    try:
+        return " ".join(psutil.Process(pid).cmdline()) or psutil.Process(pid).name()
+    except psutil.Error:
+        return ""

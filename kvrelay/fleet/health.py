@@ -48,7 +48,8 @@ def examine(brain: Brain, now: float) -> Health:
 
 def _judge(brain: Brain, usable: Sequence[WorkerInfo], lost: list[dict[str, str]], now: float) -> tuple[str, str]:
     if not any(worker.role.decodes for worker in usable):
-        return "unavailable", "no worker with role decode or both is ready; start one, or look at its log"
+        draining = [member.info.name for member in _draining(brain, now) if member.info.role.decodes]
+        return "unavailable", f"no worker with role decode or both is ready; {_cure(draining)}"
     for worker in usable:
         if not brain.fleet.stores.is_usable(worker.store, now):
             return "degraded", _no_store(brain, worker)
@@ -57,8 +58,23 @@ def _judge(brain: Brain, usable: Sequence[WorkerInfo], lost: list[dict[str, str]
         return "degraded", f"no other worker can exchange KV with {told}; see stranded"
     alone = _alone(brain, usable, now)
     if alone:
-        return "degraded", f"no prefill worker is ready for {', '.join(alone)}; start one, or look at its log"
+        draining = [member.info.name for member in _draining(brain, now) if member.info.role.prefills]
+        return "degraded", f"no prefill worker is ready for {', '.join(alone)}; {_cure(draining)}"
     return "ok", ""
+
+
+def _draining(brain: Brain, now: float) -> Iterator[Member[WorkerInfo]]:
+    """Workers that would get work, had nobody drained them."""
+    workers = brain.fleet.workers
+    return (each for each in workers if each.draining and each.healthy and workers.is_alive(each.info.name, now))
+
+
+def _cure(draining: Sequence[str]) -> str:
+    """What brings a worker back where none is ready."""
+    if not draining:
+        return "start one, or look at its log"
+    undo = f"kvrelay drain {draining[0]} --undo --key-file FILE"
+    return f"draining, so without new work: {', '.join(draining)}; start another, or give it work again: {undo}"
 
 
 def _no_store(brain: Brain, worker: WorkerInfo) -> str:

@@ -137,13 +137,25 @@ async def server() -> AsyncIterator[str]:
     async def metrics(_: web.Request) -> web.Response:
         return web.Response(text="")
 
+    async def refuse(_: web.Request) -> web.Response:
+        return web.json_response({"error": {"message": "no valid API key"}}, status=401)
+
     app = web.Application()
+    app.router.add_get("/locked/v1/models", refuse)
     app.add_routes([web.get("/v1/models", models), web.post("/v1/completions", complete), web.get("/metrics", metrics)])
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     yield f"http://127.0.0.1:{runner.addresses[0][1]}"
     await runner.cleanup()
+
+
+async def test_a_cluster_that_wants_a_key_says_so_before_anything_is_broken(server: str) -> None:
+    things = Things("a")
+    async with aiohttp.ClientSession() as http:
+        with pytest.raises(Lost, match=r"wants an API key.*--api-key KEY or KVRELAY_API_KEY"):
+            await wreak(http, f"{server}/locked", things, plan(30), list[Event | Unmended]().append)
+    assert things.broken == set()
 
 
 def plan(events: int) -> ChaosPlan:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.health import examine
 from kvrelay.types import Role
@@ -69,6 +71,20 @@ def test_a_fleet_that_decodes_only_is_degraded_and_serves() -> None:
     health = examine(fleet, 0.0)
     assert (health.status, health.serving) == ("degraded", True)
     assert "no prefill worker is ready for d;" in health.why
+
+
+@pytest.mark.parametrize(("name", "status"), [("p", "degraded"), ("d", "unavailable")])
+def test_draining_is_told_where_it_is_the_reason(name: str, status: str) -> None:
+    fleet = brain()
+    fleet.register_worker(worker("p", Role.PREFILL), 0.0)
+    fleet.register_worker(worker("d", Role.DECODE), 0.0)
+    fleet.drains.begin(name, 0.0, force=True)
+    health = examine(fleet, 0.0)
+    assert health.status == status
+    assert f"draining, so without new work: {name}; start another, or" in health.why
+    assert f"kvrelay drain {name} --undo" in health.why
+    silent = examine(fleet, 3.0)
+    assert "draining" not in silent.why, "who is dead gets no work back by --undo"
 
 
 def test_workers_of_two_models_are_not_called_unpaired() -> None:

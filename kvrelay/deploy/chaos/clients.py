@@ -77,7 +77,12 @@ class Clients:
 
     async def _learn(self) -> None:
         async with self._http.get(self._models) as response:
-            models = msgspec.json.decode(await response.read())
+            body = await response.read()
+        if response.status == 401:
+            raise Lost(
+                f"{self._models} wants an API key, or another one; give it with --api-key KEY or KVRELAY_API_KEY"
+            )
+        models = msgspec.json.decode(body)
         if response.status != 200 or not models["data"]:
             raise Lost(f"{self._models} names no model; wait until the cluster serves")
         self._model = models["data"][0]["id"]

@@ -48,6 +48,7 @@ async def kvrelay(*arguments: str) -> tuple[int | None, str]:
 
 async def test_a_mock_cluster_answers_suffers_and_ends(up: Child, run_dir: Path) -> None:
     shown = await read_until(up, "Ctrl-C ends it")
+    assert "(logs, key)" in shown.splitlines()[0]
     assert "cores" not in shown, "mock workers want no cores of their own"
     processes = tree(up.pid)
     url = re.search(r"Serving at (\S+)", shown)
@@ -68,6 +69,10 @@ async def test_a_mock_cluster_answers_suffers_and_ends(up: Child, run_dir: Path)
     assert status == 0, said
     assert "prefill-" in said
     assert "decode-" in said
+    drain = re.search(r"drain WORKER (--key-file \S+ --router \S+)\n", shown)
+    assert drain is not None, "its control port is not the one that drain tries itself"
+    status, said = await kvrelay("drain", "prefill-2", *drain[1].split())
+    assert (status, said) == (0, "prefill-2 is empty: it can be stopped.\n")
     status, said = await kvrelay("fault", "decode-1", "slow=3,hang", *flags)
     assert status == 0, said
     assert "hang=true,slow=3" in said
