@@ -49,4 +49,4 @@ async def ask_and_draw(url: str, question: str, *, max_tokens: int, api_key: str
             prose.end()  # an error, or the shell's prompt, begins on a line of its own
         console.print()
         if client.request_id:
-            show(draw(await client.timeline()))
+            show(draw(await client.whole_timeline()))

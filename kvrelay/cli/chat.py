@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import urllib.parse
 from collections.abc import AsyncIterator
@@ -13,6 +14,8 @@ import aiohttp
 from kvrelay.deploy.command import program
 from kvrelay.errors import Lost, Misconfigured, Refused
 
+_LOOKS = 40
+_LOOK_S = 0.05
 _TIMEOUT = aiohttp.ClientTimeout(total=600, connect=5)
 
 
@@ -50,6 +53,16 @@ class ChatClient:
         """The record of a request; of the last question when none is named."""
         name = urllib.parse.quote(request_id or self.request_id, safe="")
         return await self._get(f"/kvrelay/requests/{name}")
+
+    async def whole_timeline(self) -> dict[str, Any]:
+        """The record of the last question once the router has closed it, a moment after the answer's last word; as far
+        as it is known when that takes too long."""
+        for _look in range(_LOOKS):
+            record = await self.timeline()
+            if "finished" in record.get("events", {}):
+                break
+            await asyncio.sleep(_LOOK_S)
+        return record
 
     async def unready(self) -> list[str]:
         """Workers and stores that get no work now; none where nobody tells."""

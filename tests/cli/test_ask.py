@@ -56,10 +56,15 @@ async def models(_http: web.Request) -> web.Response:
     return web.json_response({"data": [{"id": "m"}]})
 
 
-async def timeline(_http: web.Request) -> web.Response:
-    return web.json_response({"request_id": "req-1"})
+async def timeline(http: web.Request) -> web.Response:
+    """The first look comes before the end is noted, as it may on a busy machine."""
+    looks.append(http.path)
+    finished = {"finished": 2.0} if len(looks) > 1 else {}
+    events = {"received": 0.0, "decode_sent": 0.1, "first_token": 1.5} | finished
+    return web.json_response({"request_id": "req-1", "path": "local", "events": events})
 
 
+looks: list[str] = []
 looked = asyncio.Event()
 """The client looked who is away; a paused answer ends then."""
 
@@ -124,6 +129,14 @@ def test_the_answer_is_wrapped_at_words_whatever_the_end_of_the_url(url: str, en
     assert len(answer.splitlines()) == 2
     assert max(map(len, out.splitlines())) <= 80
     assert "req-1" in out
+
+
+def test_the_timeline_is_drawn_once_the_request_is_over(url: str) -> None:
+    looks.clear()
+    status, said, _ = ask("whole", url)
+    assert (status, len(looks)) == (0, 2)
+    assert "2,000 ms, first token after 1,500 ms" in said
+    assert "decode" in said
 
 
 def test_a_pause_is_told_with_those_who_are_away(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
