@@ -9,15 +9,14 @@ from __future__ import annotations
 POLL_S = 0.0005
 """The shortest pause, near the moment at which the last layer should come."""
 LATE_POLL_S = 0.005
-"""The longest one when that moment is past, or unknown, unless nothing has come for long:"""
-PAUSE_OF_SILENCE = 0.05
-"""it is no less than this part of the time since then."""
+"""The longest one when that moment is past, or unknown: all layers may come at once after a long wait for P."""
 LONGEST_POLL_S = 0.05
 """The longest one while there is time."""
 PAUSE_OF_WAIT = 0.25
 """Pauses are this part of the time until then, or since then: an estimate is wrong by a part of what it spans."""
 PAUSE_OF_LOOKING = 10.0
-"""Where many loads make a look long, the pause is so many times as long."""
+"""Where many loads make a look long, the pause is so many times as long, up to ``LATE_POLL_S``: a look that was merely
+held up must not make the loader blind."""
 
 
 class Pace:
@@ -55,6 +54,9 @@ class Pace:
         """How long to leave the arena alone after a look of ``looked_s`` that missed."""
         now, layer_s = self._looked_at, self._layer_s
         late_s = now - self._last_at - layer_s * self._layers_left
-        most_s = LONGEST_POLL_S if late_s < 0.0 else max(LATE_POLL_S, PAUSE_OF_SILENCE * late_s)
-        pause_s = min(LONGEST_POLL_S, most_s, PAUSE_OF_WAIT * abs(late_s))
-        return max(POLL_S, PAUSE_OF_LOOKING * looked_s, pause_s)
+        most_s = LONGEST_POLL_S if late_s < 0.0 else LATE_POLL_S
+        return max(
+            POLL_S,
+            min(LATE_POLL_S, PAUSE_OF_LOOKING * looked_s),
+            min(most_s, PAUSE_OF_WAIT * abs(late_s)),
+        )

@@ -43,16 +43,17 @@ def steady(layer_s: float, unevenness: float = 0.0, wait_s: float = 0.0) -> list
 def test_looks_are_few_and_the_last_layer_is_found_soon(layer_s: float, unevenness: float) -> None:
     arrivals = steady(layer_s, unevenness)
     wakes, late_s = looks(arrivals)
-    assert wakes <= LAYERS + 60 + arrivals[-1] / LONGEST_POLL_S
-    assert late_s <= 2 * POLL_S
+    assert wakes <= LAYERS + 60 + arrivals[0] / LATE_POLL_S + arrivals[-1] / LONGEST_POLL_S
+    assert late_s <= max(2 * POLL_S, layer_s / 100)
 
 
 def test_layers_that_are_all_in_wake_nobody() -> None:
     assert looks([0.0] * LAYERS) == (0, 0.0)
 
 
-def test_layers_that_come_at_once_after_a_wait_are_found_soon() -> None:
-    _wakes, late_s = looks([0.1] * LAYERS)
+@pytest.mark.parametrize("wait_s", [0.1, 2.0, 30.0])
+def test_layers_that_come_at_once_after_a_wait_are_found_soon(wait_s: float) -> None:
+    _wakes, late_s = looks([wait_s] * LAYERS)
     assert late_s <= LATE_POLL_S + LOOK_S
 
 
@@ -70,9 +71,16 @@ def test_layers_that_come_faster_than_the_ones_before_are_found_within_the_longe
 def test_a_load_that_stopped_is_looked_at_rarely() -> None:
     pace = Pace(LAYERS, 0.0)
     pace.missed(5.0)
-    assert pace.pause_s(LOOK_S) == LONGEST_POLL_S
+    assert pace.pause_s(LOOK_S) == LATE_POLL_S
 
 
 def test_looking_costs_the_engine_little_however_many_loads_are_pending() -> None:
-    look_s = 0.01
+    look_s = LATE_POLL_S / 10
     assert Pace(LAYERS, 0.0).pause_s(look_s) >= 10 * look_s
+
+
+@pytest.mark.parametrize("now", [0.0, 0.1, 5.0])
+def test_a_look_that_was_held_up_does_not_make_the_loader_blind(now: float) -> None:
+    pace = Pace(LAYERS, 0.0)
+    pace.missed(now)
+    assert pace.pause_s(0.03) <= LATE_POLL_S
