@@ -84,15 +84,15 @@ class Recovery:
     def unanswered(self, request_id: str, since_s: float, now: float, gap_s: float = 0.0) -> list[Command]:
         """The request waits for a word of its D since ``since_s``: whether somebody else should write.
 
-        ``gap_s`` lay between two words of it before.
+        ``gap_s`` usually lay between two words of it before, if they were of this D; else 0.
         """
         flight = self._flights.get(request_id)
         if flight is None:
             return []
-        if flight.writes:
-            self._steps.saw(flight.decode.worker, gap_s)
-        worker, forgotten = flight.decode.worker, self._is_forgotten(flight, since_s, now)
-        if not forgotten and not self._is_stalled(worker, since_s, now, self._moves(flight)):
+        worker, own_s = flight.decode.worker, gap_s if flight.writes else 0.0
+        self._note_step(worker, own_s, now)
+        forgotten = self._is_forgotten(flight, since_s, now, own_s)
+        if not forgotten and not self._is_stalled(worker, since_s, now, self._moves(flight), own_s):
             return []
         if not flight.writes and self._waits_for_pages(flight, now):
             return []
@@ -105,12 +105,17 @@ class Recovery:
             self._stall(worker, now)
         return [AbandonDecode(request_id=request_id, reason="forgotten" if forgotten else "silent")]
 
-    def _is_forgotten(self, flight: Flight, since_s: float, now: float) -> bool:
+    def _note_step(self, worker: str, gap_s: float, now: float) -> None:
+        member = self._fleet.workers.get(worker)
+        if member is not None:
+            self._steps.saw(worker, member.info.incarnation, gap_s, now)
+
+    def _is_forgotten(self, flight: Flight, since_s: float, now: float, own_s: float) -> bool:
         if not flight.writes or now - since_s <= self._patience.alone_s:  # nearly always
             return False
         worker = flight.decode.worker
         makes_progress = self._fleet.workers.silent_s(worker, now) <= self._patience.worker_s
-        return makes_progress and self._patience.is_forgotten(now - since_s, self._step_s(worker))
+        return makes_progress and self._patience.is_forgotten(now - since_s, own_s or self._step_s(worker, now))
 
     def _moves(self, flight: Flight) -> int:
         """How many workers had this answer since its last word, and did not write it."""
@@ -152,22 +157,27 @@ class Recovery:
                     self._suspects.prefill_died(leg, now)
                     yield AbandonPrefill(request_id=flight.request_id, index=leg.index)
 
-    def _is_stalled(self, worker: str, since_s: float, now: float, moves: int = 0) -> bool:
+    def _is_stalled(self, worker: str, since_s: float, now: float, moves: int = 0, own_s: float = 0.0) -> bool:
+        """``own_s``: the pace of the stream itself, if it has one. What others or the past tell is less certain."""
         if now - since_s <= self._patience.stream_s:  # nearly always
             return False
         silent_s = self._fleet.workers.silent_s(worker, now)
-        return self._patience.is_over(now - since_s, silent_s, self._step_s(worker), moves)
+        return self._patience.is_over(now - since_s, silent_s, own_s or self._step_s(worker, now), moves)
 
-    def silence_s(self, worker: str) -> float:
-        """For how long a request hears nothing of ``worker``, which shows no life, until another one writes."""
-        return self._patience.silence_s(self._step_s(worker))
+    def silence_s(self, worker: str, now: float, gap_s: float = 0.0) -> float:
+        """For how long a request hears nothing of ``worker``, which shows no life, until another one writes.
 
-    def _step_s(self, worker: str) -> float:
-        if self._fleet.workers.get(worker) is None:
+        ``gap_s`` usually lay between two words of it; 0: there were no two.
+        """
+        return self._patience.silence_s(gap_s or self._step_s(worker, now))
+
+    def _step_s(self, worker: str, now: float) -> float:
+        member = self._fleet.workers.get(worker)
+        if member is None:
             return 0.0
         sequences, kv_tokens = self._loads.sequences[worker], self._loads.kv_tokens[worker]
         predicted_s = self._experience.step(worker).seconds(1.0, sequences, kv_tokens)
-        return max(predicted_s, self._steps.seconds(worker))
+        return max(predicted_s, self._steps.seconds(worker, member.info.incarnation, now))
 
     def _stall(self, worker: str, now: float) -> None:
         member = self._fleet.workers.get(worker)
@@ -229,7 +239,7 @@ class Recovery:
             shunned |= {
                 worker.name
                 for worker in self._chooser.ground(ask.facts.model, now).writers
-                if not worker.engine.replays or not may_replay(rest.replay_tokens, self._step_s(worker.name))
+                if not worker.engine.replays or not may_replay(rest.replay_tokens, self._step_s(worker.name, now))
             }
         heard = self._chooser.resume(ask, shunned | self._unheard(now), now)
         return heard if heard is not None else self._chooser.resume(ask, shunned, now)

@@ -41,12 +41,13 @@ class Standings:
     def __repr__(self) -> str:
         return f"<Standings of {len(self._flights)} requests>"
 
-    def of(self, request_id: str, silent_since_s: float | None, now: float) -> Standing:
-        """``silent_since_s``: since when its D owes it a word; None when it owes it none."""
+    def of(self, request_id: str, silent_since_s: float | None, now: float, gap_s: float = 0.0) -> Standing:
+        """``silent_since_s``: since when its D owes it a word; None when it owes it none. ``gap_s`` usually lies
+        between two of them; 0: there were no two."""
         flight = self._flights.get(request_id)
         if flight is None:
             return self._at_the_door(request_id, now)
-        waits_for, since_s, given_up_s = self._awaited(flight, silent_since_s)
+        waits_for, since_s, given_up_s = self._awaited(flight, silent_since_s, now, gap_s)
         return Standing(
             waits_for=waits_for,
             waits_s=None if since_s is None else now - since_s,
@@ -74,13 +75,15 @@ class Standings:
         limit_s = waiting.until_s - waiting.since_s
         return Standing(waits_for="admission", waits_s=now - waiting.since_s, given_up_s=limit_s)
 
-    def _awaited(self, flight: Flight, silent_since_s: float | None) -> tuple[str, float | None, float | None]:
+    def _awaited(
+        self, flight: Flight, silent_since_s: float | None, now: float, gap_s: float
+    ) -> tuple[str, float | None, float | None]:
         """What for, since when, and for how long at most where that is known."""
         lost_since_s = self._recovery.waiting_since_s(flight.request_id)
         if lost_since_s is not None:
             return "pace", lost_since_s, None
         if silent_since_s is not None:
-            return "decode", silent_since_s, self._recovery.silence_s(flight.decode.worker)
+            return "decode", silent_since_s, self._recovery.silence_s(flight.decode.worker, now, gap_s)
         if flight.dispatched:
             return "client", None, None
         held = any(leg.state is LegState.HELD for leg in flight.legs) or not flight.legs

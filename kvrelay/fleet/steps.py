@@ -3,29 +3,43 @@ comes too late for an engine that has just become slow. It must never be taken f
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 MAX_WORKERS = 2048
 WEIGHT = 0.1
 """Of the newest gap: a look at each stream every 0.2 s makes up one's mind within a second."""
+FORGET_S = 10.0
+"""What was seen so long ago says nothing of now: no stream was written since."""
+
+
+class Step(NamedTuple):
+    """Of one incarnation of a worker."""
+
+    seconds: float
+    seen_s: float
+    incarnation: str
 
 
 class Steps:
     """By worker."""
 
     def __init__(self) -> None:
-        self._seconds: dict[str, float] = {}
+        self._steps: dict[str, Step] = {}
 
     def __repr__(self) -> str:
-        return f"<Steps of {len(self._seconds)} workers>"
+        return f"<Steps of {len(self._steps)} workers>"
 
-    def saw(self, worker: str, gap_s: float) -> None:
+    def saw(self, worker: str, incarnation: str, gap_s: float, now: float) -> None:
         """A stream has had so long a time between two words; 0: it had no two yet."""
         if not gap_s:
             return
-        if len(self._seconds) >= MAX_WORKERS:
-            self._seconds.clear()
-        before_s = self._seconds.get(worker, gap_s)
-        self._seconds[worker] = before_s + WEIGHT * (gap_s - before_s)
+        before_s = self.seconds(worker, incarnation, now) or gap_s
+        if worker not in self._steps and len(self._steps) >= MAX_WORKERS:
+            self._steps.clear()
+        self._steps[worker] = Step(before_s + WEIGHT * (gap_s - before_s), now, incarnation)
 
-    def seconds(self, worker: str) -> float:
-        """0 when nothing was seen."""
-        return self._seconds.get(worker, 0.0)
+    def seconds(self, worker: str, incarnation: str, now: float) -> float:
+        """0 when nothing was seen of this incarnation as of late."""
+        step = self._steps.get(worker)
+        is_known = step is not None and step.incarnation == incarnation and now - step.seen_s <= FORGET_S
+        return step.seconds if step is not None and is_known else 0.0

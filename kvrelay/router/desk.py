@@ -190,7 +190,9 @@ class Desk:
         exchange = self._open.get(request_id)
         if exchange is None:
             return None
-        standing = self._brain.standings.of(request_id, exchange.wait.silent_since_s, self._clock())
+        standing = self._brain.standings.of(
+            request_id, exchange.wait.silent_since_s, self._clock(), exchange.wait.gap_s
+        )
         return msgspec.structs.asdict(standing) | exchange.standing()
 
     def running(self, tenant: str) -> list[dict[str, object]]:

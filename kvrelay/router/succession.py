@@ -120,7 +120,7 @@ class Succession:
     async def go_on(self, reason: str) -> Continuation | None:
         """The rest of the answer from another worker; None when there is none. Raises ``Lost``, ``Malformed``, ..."""
         self._lost_s = self._wait.since_s or self._lost_s or self._clock()
-        self._wait.end()
+        self._wait.leave()
         self._stay()
         self._decodes.drop()
         reason = self._decodes.take_reason(reason)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
+
+KEPT_GAPS = 5
+ONE_STEP_S = 0.005
+"""Words that come closer together are of one step, or waited for a slow client: they tell of no pace."""
 
 
 class Wait:
@@ -14,7 +19,7 @@ class Wait:
         """None: it does not wait."""
         self._ended_s = clock()
         self._asked_again_s = 0.0
-        self._gaps_s = (0.0, 0.0)
+        self._gaps_s: deque[float] = deque(maxlen=KEPT_GAPS)
 
     def __repr__(self) -> str:
         return "<Wait, none>" if self.since_s is None else f"<Wait of {self._clock() - self.since_s:.3f} s>"
@@ -30,13 +35,17 @@ class Wait:
 
     @property
     def gap_s(self) -> float:
-        """Between two words of one worker, as of late; 0 before there were some. One long gap alone is no pace."""
-        return min(self._gaps_s)
+        """Usual time between two words of the present worker, as of late; 0 before there were some. One long gap alone
+        is no pace: the engine may have computed a prompt meanwhile."""
+        count = len(self._gaps_s)
+        return sorted(self._gaps_s)[(count - 1) // 2] if count > 1 else 0.0
 
     def heard(self) -> None:
         """Another word of the worker that wrote the one before: ``end``."""
         if self.since_s is not None:
-            self._gaps_s = self._gaps_s[1], self._clock() - self.since_s
+            gap_s = self._clock() - self.since_s
+            if gap_s > ONE_STEP_S:
+                self._gaps_s.append(gap_s)
         self.end()
 
     def begin(self) -> None:
@@ -47,6 +56,11 @@ class Wait:
         now = self._clock()
         self._asked_again_s = max(self._asked_again_s, now + now - self._ended_s)
         self.since_s = now
+
+    def leave(self) -> None:
+        """``end``, and the next word is another worker's, which has a pace of its own."""
+        self._gaps_s.clear()
+        self.end()
 
     def end(self) -> None:
         self._ended_s = self._clock()

@@ -340,6 +340,37 @@ def test_an_answer_that_came_slowly_is_waited_for_as_long_as_eight_of_its_words_
     assert 8.0 < beats.now < 8.4
 
 
+def test_a_stream_is_waited_for_at_its_own_pace_and_not_at_that_of_others() -> None:
+    beats = Beats("d0", "d1")
+    beats.asked()
+    beats.brain.first_token("r0", 0.1)
+    lost = beats.decode
+    for number in range(1, 5):
+        begun(beats.brain, ask(f"r{number}", (8, 1000)))
+        beats.brain.first_token(f"r{number}", 0.1)
+        beats.brain.recovery.unanswered(f"r{number}", 0.1, 0.1, 5.0)
+    assert beats.brain.recovery.silence_s(lost, 0.1) == 40.0, "who has no pace of its own"
+    beats.steps(0.2)
+    commands: list[Command] = []
+    while not commands and beats.now < 60.0:
+        beats.steps(beats.now + 0.1, hangs=lost)
+        commands = beats.brain.recovery.unanswered("r0", 0.2, beats.now, 0.03)
+    assert commands == [AbandonDecode(request_id="r0", reason="silent")]
+    assert beats.now - 0.2 < 1.8
+
+
+@pytest.mark.parametrize(("now", "goes_on"), [(1.0, False), (20.0, True)])
+def test_a_worker_whose_steps_took_long_some_time_ago_may_write_again(now: float, goes_on: bool) -> None:
+    brain = replaying()
+    writing(brain)
+    begun(brain, ask("r1", (8, 200)))
+    brain.first_token("r1", 0.5)
+    assert brain.decode_order("r1", 0.5).worker != brain.decode_order("r0", 0.5).worker
+    brain.recovery.unanswered("r1", 0.5, 0.6, 1.0)
+    again = rest(manner=Manner.REPLAY, replay_tokens=40)
+    assert (brain.recovery.lost("r0", again, reason="reset", now=now) is not None) is goes_on
+
+
 def test_an_answer_that_its_busy_worker_has_forgotten_goes_on_elsewhere() -> None:
     beats = Beats("d0", "d1")
     beats.asked()

@@ -57,22 +57,58 @@ def test_a_gap_between_two_words_is_known_once_there_were_two() -> None:
     wait = Wait(clock)
     gaps_s = []
     for gap_s in (2.0, 2.5, 9.0, 2.25):
-        wait.begin()
-        clock.now_s += gap_s
-        wait.heard()
+        hear(wait, clock, gap_s)
         gaps_s.append(wait.gap_s)
     assert gaps_s == [0.0, 2.0, 2.5, 2.25], "one long gap is no pace"
     assert wait.since_s is None
 
 
+def hear(wait: Wait, clock: Clock, *gaps_s: float) -> None:
+    """Words that come so long after one another."""
+    for gap_s in gaps_s:
+        wait.begin()
+        clock.now_s += gap_s
+        wait.heard()
+
+
+def test_long_gaps_now_and_then_are_no_pace() -> None:
+    clock = Clock()
+    wait = Wait(clock)
+    hear(wait, clock, 5.0, 0.03125, 0.03125, 0.03125, 1.0, 1.0)
+    assert wait.gap_s == 0.03125
+
+
+def test_an_engine_that_has_become_slow_is_known_after_three_words() -> None:
+    clock = Clock()
+    wait = Wait(clock)
+    hear(wait, clock, *[0.03125] * 9, 1.0, 1.0, 1.0)
+    assert wait.gap_s == 1.0
+
+
+def test_words_of_one_step_are_no_pace() -> None:
+    clock = Clock()
+    wait = Wait(clock)
+    for _ in range(3):
+        hear(wait, clock, 0.5, *[0.0] * 7)
+    assert wait.gap_s == 0.5
+
+
 def test_silence_before_a_worker_was_lost_is_no_gap() -> None:
     clock = Clock()
     wait = Wait(clock)
-    for _ in range(2):
-        wait.begin()
-        clock.now_s += 0.5
-        wait.heard()
+    hear(wait, clock, 0.5, 0.5)
     wait.begin()
     clock.now_s += 30.0
     wait.end()
     assert wait.gap_s == 0.5
+
+
+def test_gaps_of_one_worker_are_not_those_of_the_next() -> None:
+    clock = Clock()
+    wait = Wait(clock)
+    hear(wait, clock, 5.0, 5.0)
+    wait.begin()
+    wait.leave()
+    assert (wait.since_s, wait.gap_s) == (None, 0.0)
+    hear(wait, clock, 0.03125, 0.03125)
+    assert wait.gap_s == 0.03125
