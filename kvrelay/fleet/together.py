@@ -21,6 +21,7 @@ MAX_LOOKED_FOR = 64
 class _Other(NamedTuple):
     """A prompt beside the longest one."""
 
+    tokens: int
     depths: Depths
     shared: Mapping[PageName, int]
     """By root: leading pages that it shares with prompts before it."""
@@ -47,9 +48,9 @@ class Together(NamedTuple):
         tokens, others = lengths[order[0]], list[_Other]()
         for at in order[1:]:
             shared = {root: _leading(pages, seen.setdefault(root, set())) for root, pages in names[at].items()}
-            tokens += lengths[at] - _shared_tokens(shared, namings)
+            tokens += lengths[at] - _shared_tokens(shared, lengths[at], namings)
             if len(others) < MAX_LOOKED_FOR:
-                others.append(_Other(holdings.depths(names[at]), shared))
+                others.append(_Other(lengths[at], holdings.depths(names[at]), shared))
             for root, pages in names[at].items():
                 seen[root].update(pages)
         return cls(tokens, lengths[order[0]], names[order[0]], tuple(others))
@@ -59,12 +60,13 @@ class Together(NamedTuple):
         return [self._at_hand(place, at) for at in range(len(place.names))]
 
     def _at_hand(self, place: Place, at: int) -> float:
-        root, pages = place.roots[at], 0
-        for depths, shared in self.others:
+        root, page_tokens, at_hand = place.roots[at], place.page_tokens[at], 0
+        for tokens, depths, shared in self.others:
             by_holder = depths.get(root, {})
             held = max(by_holder.get(place.names[at], 0), by_holder.get(place.store_keys[at], 0))
-            pages += max(0, held - shared.get(root, 0))
-        return float(pages * place.page_tokens[at])
+            leading = _leading_tokens(shared.get(root, 0), page_tokens, tokens)
+            at_hand += max(0, _leading_tokens(held, page_tokens, tokens) - leading)
+        return float(at_hand)
 
 
 class TogetherOffers:
@@ -97,6 +99,12 @@ def _leading(pages: Sequence[PageName], seen: set[PageName]) -> int:
     return next((index for index, name in enumerate(pages) if name not in seen), len(pages))
 
 
-def _shared_tokens(shared: Mapping[PageName, int], namings: Mapping[PageName, Fingerprint]) -> int:
-    known = (count * namings[root].format.page_tokens for root, count in shared.items() if root in namings)
-    return max(known, default=0)
+def _shared_tokens(shared: Mapping[PageName, int], tokens: int, namings: Mapping[PageName, Fingerprint]) -> int:
+    """Of a prompt of ``tokens``."""
+    lengths = {root: namings[root].format.page_tokens for root in shared if root in namings}
+    return max((_leading_tokens(shared[root], each, tokens) for root, each in lengths.items()), default=0)
+
+
+def _leading_tokens(pages: int, page_tokens: int, tokens: int) -> int:
+    """In so many leading pages of a prompt of ``tokens``: its last page may be part of one."""
+    return min(tokens, pages * page_tokens)

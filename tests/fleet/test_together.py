@@ -92,3 +92,30 @@ def test_what_is_shared_is_not_counted_twice_as_held() -> None:
     brain = known_brain([], [("d0", "s1")])
     stored(brain, "s1", LONG, SHARED)
     assert picked(brain, asked(LONG, SHARED), "decode").decision.chosen.cached_tokens == 42 * PAGE - 1
+
+
+# ---------------------------------------------------------------- the last page of a prompt is seldom full
+
+TAIL = PAGE // 2 - 1
+BRIEF, ODD = ((1, TAIL),), ((1, 30 * PAGE + TAIL),)
+OTHER_ODD = ((2, 20 * PAGE + TAIL),)
+
+
+@WAYS
+@pytest.mark.parametrize("runs", [BRIEF, ODD], ids=["less than a page", "pages and a part of one"])
+def test_a_prompt_asked_for_several_times_is_priced_once_whatever_its_length(way: str, runs: Runs) -> None:
+    brain = known_brain([], [("d0", "s1")])
+    tokens = sum(count for _, count in runs)
+    assert picked(brain, asked(*[runs] * 8), way).tokens == tokens
+
+
+def test_no_more_of_a_prompt_is_counted_as_held_than_there_is() -> None:
+    brain = known_brain([], [("d0", "s1")])
+    stored(brain, "s1", OTHER_ODD)
+    assert picked(brain, asked(ODD, OTHER_ODD), "decode").decision.chosen.cached_tokens == 20 * PAGE + TAIL
+
+
+def test_a_part_of_a_page_that_is_shared_is_not_counted_twice_as_held() -> None:
+    brain = known_brain([], [("d0", "s1")])
+    stored(brain, "s1", ODD)
+    assert picked(brain, asked(ODD, ODD, ODD), "decode").decision.chosen.cached_tokens == 30 * PAGE + TAIL - 1
