@@ -51,7 +51,8 @@ class ChatClient:
 
     async def timeline(self, request_id: str = "") -> dict[str, Any]:
         """The record of a request; of the last question when none is named."""
-        name = urllib.parse.quote(request_id or self.request_id, safe="")
+        # A command line may hold bytes that are no text, which the router does not know either, and says so.
+        name = urllib.parse.quote(request_id or self.request_id, safe="", errors="surrogateescape")
         return await self._get(f"/kvrelay/requests/{name}")
 
     async def whole_timeline(self) -> dict[str, Any]:

@@ -139,6 +139,15 @@ def test_the_timeline_is_drawn_once_the_request_is_over(url: str) -> None:
     assert "decode" in said
 
 
+def test_a_request_whose_name_is_no_text_is_as_unknown_as_any(url: str) -> None:
+    name = os.fsdecode(b"req-\xff")
+    command = [sys.executable, "-m", "kvrelay", "explain", name, "--url", url, "--api-key", KEY]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: /kvrelay/requests/req-")
+    assert "answered 404" in done.stderr
+
+
 def test_a_pause_is_told_with_those_who_are_away(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(silence, "SILENT_S", 0.05)
     status, out, error = ask("pause", url)
