@@ -18,7 +18,7 @@ from kvrelay.errors import Misconfigured
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.health import examine
 from kvrelay.protocol.engine import engine_key
-from kvrelay.router.connection import Connection
+from kvrelay.router.connection import Connection, Refusals
 from kvrelay.router.defaults import Defaults, read_defaults
 from kvrelay.router.desk import Desk
 from kvrelay.router.feed import FeedServer
@@ -194,7 +194,8 @@ async def _listening(server: web.Server | None, sock: socket.socket) -> asyncio.
     """A site of aiohttp's would make connections of its own class."""
     assert server is not None, "the runner is set up"
     loop = asyncio.get_running_loop()
-    return await loop.create_server(lambda: Connection(server, loop), sock=sock, backlog=1024)
+    refusals = Refusals(loop.time)
+    return await loop.create_server(lambda: Connection(server, loop, refusals), sock=sock, backlog=1024)
 
 
 def _address(sock: socket.socket) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from urllib.parse import urlsplit
 
 import pytest
 
+from kvrelay.router.connection import Refusals
 from kvrelay.types import Role
 from tests.patience import PATIENCE_S
 from tests.router.cluster import Cluster
@@ -53,6 +55,28 @@ async def test_what_is_no_http_is_refused_in_openais_shape_and_names_no_software
     assert headers["x-request-id"].startswith("req-")
     assert says in error["message"].lower()
     assert "aiohttp" not in str(headers) + body.decode()
+
+
+async def test_rubbish_is_logged_in_a_line_and_much_of_it_not_each_time(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    await cluster.add("b1", Role.BOTH)
+    for _ in range(20):
+        await exchange(cluster, POST + b"content-length: -1\r\n\r\n")
+    logged = [each for each in caplog.records if each.levelno >= logging.WARNING]
+    assert len(logged) < 20
+    assert "127.0.0.1" in logged[0].getMessage()
+    assert not any(each.exc_info or "\n" in each.getMessage() for each in logged)
+
+
+def test_what_was_not_logged_is_counted_in_the_next_line(caplog: pytest.LogCaptureFixture) -> None:
+    now_s = [0.0]
+    refusals = Refusals(lambda: now_s[0])
+    for seconds in (0.0, 1.0, 9.0, 11.0, 12.0):
+        now_s[0] = seconds
+        refusals.add("10.0.0.1", "no HTTP")
+    said = [each.getMessage().partition("(")[2] for each in caplog.records]
+    assert said == ["0 more since the last such line)", "2 more since the last such line)"]
 
 
 async def test_a_client_that_waits_for_100_continue_gets_it(cluster: Cluster) -> None:
