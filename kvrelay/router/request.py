@@ -10,6 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from kvrelay.errors import BadRequest
+from kvrelay.router.constraints import check_constraints
 from kvrelay.router.extent import check_extent
 from kvrelay.router.strip import CONTAINERS, strip_reserved
 
@@ -77,6 +78,7 @@ def parse(kind: Kind, data: bytes) -> ClientRequest:
             "'none', 'required' or a function",
             param="tool_choice",
         )
+    check_constraints(body)
     limit = body.get("max_completion_tokens")
     return ClientRequest(
         kind=kind,
