@@ -4,6 +4,7 @@ never take a death that nobody wanted for one that was."""
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -11,13 +12,14 @@ from pathlib import Path
 from kvrelay.deploy.members import Kind, Member, RunDir
 from kvrelay.deploy.process import Child, describe_exit
 from kvrelay.deploy.progress import STARTING, LogFollower, Progress, error_lines
+from kvrelay.deploy.revivals import Revivals
 from kvrelay.errors import Lost
+
+_log = logging.getLogger(__name__)
 
 POLL_S = 0.1
 STOP_GRACE_S = 15.0
 """A worker needs up to ten seconds to end its engine gently."""
-_MAX_REVIVALS = 8
-"""Routers that die more often have a fault that a new start does not mend."""
 _QUOTED_LINES = 9
 _QUOTED_CHARS = 300
 
@@ -37,7 +39,7 @@ class Crew:
         self._followers: dict[str, LogFollower] = {}
         self._doomed: set[str] = set()
         """Members that are meant to die."""
-        self._revivals = 0
+        self._revivals = Revivals()
 
     def __repr__(self) -> str:
         return f"<Crew of {len(self.members)}, {len(self.running())} running>"
@@ -59,6 +61,12 @@ class Crew:
     def routers(self) -> list[Member]:
         """Those that run."""
         return [member for member in self.running() if member.kind is Kind.ROUTER]
+
+    def serving_routers(self) -> list[Member]:
+        """Those that run and are ready."""
+        for router in self.routers():
+            self._followers[router.name].read()
+        return [member for member in self.serving() if member.kind is Kind.ROUTER]
 
     def _runs(self, name: str) -> bool:
         return name in self._children and self._children[name].running
@@ -94,22 +102,44 @@ class Crew:
         self._doomed |= set(self.members)
         await asyncio.gather(*(child.stop(STOP_GRACE_S) for child in self._children.values()))
 
-    async def revive_routers(self) -> None:
-        """Start replicas again that died while another one serves."""
-        if not self.routers():
+    async def end(self, name: str) -> None:
+        """SIGKILL ``name``, which stands still: a death like any other."""
+        await self._children[name].kill()
+
+    def note_dead_routers(self, now: float) -> None:
+        """Replicas that died while another one served are to be started again; their death is no crash then."""
+        if not self.routers() and not self._revivals.may_begin_anew(now):
+            self._revivals.give_up()
             return
-        for member in list(self.members.values()):
-            dead = member.kind is Kind.ROUTER and not self._runs(member.name)
-            if dead and member.name not in self._doomed and self._revivals < _MAX_REVIVALS:
-                self._revivals += 1
+        for member in self._dead_routers():
+            if not self._revivals.waits(member.name):
+                served = self._followers[member.name].read().ready
+                self._tell_death(member.name, self._revivals.died(member.name, now, served=served))
+
+    async def revive_routers(self, now: float) -> None:
+        """Start those whose time has come, and all that wait when none is left."""
+        none_left = not self.routers()
+        for member in self._dead_routers():
+            if self._revivals.waits(member.name) and (none_left or self._revivals.is_due(member.name, now)):
                 await self.start(member)
+                self._revivals.started(member.name)
+
+    def _dead_routers(self) -> list[Member]:
+        """Those that nobody killed on purpose."""
+        routers = (member for member in self.members.values() if member.kind is Kind.ROUTER)
+        return [member for member in routers if not self._runs(member.name) and member.name not in self._doomed]
+
+    def _tell_death(self, name: str, pause_s: float) -> None:
+        how, log = describe_exit(self._children[name].exit_status), self._run.log(name)
+        when = f"in {pause_s:g} s" if pause_s else "now"
+        _log.warning("%s died (%s) and is started again %s; its log: %s", name, how, when, log)
 
     # ------------------------------------------------------------ how they are
 
     def raise_if_crashed(self) -> None:
-        """Raises ``Lost`` when one died that nobody killed."""
+        """Raises ``Lost`` when one died that nobody killed and that is not to be started again."""
         for name, child in self._children.items():
-            if not child.running and name not in self._doomed:
+            if not child.running and name not in self._doomed and not self._revivals.waits(name):
                 raise Lost(_obituary(name, describe_exit(child.exit_status), self._run.log(name)))
 
     async def until_ready(self, names: Iterable[str], within_s: float) -> None:

@@ -25,8 +25,10 @@ from kvrelay.deploy.ranks import require_ranks
 from kvrelay.deploy.readiness import lacking
 from kvrelay.deploy.scratch import Scratch
 from kvrelay.deploy.tiny import TinyShape, make_tiny
+from kvrelay.deploy.watch import RouterWatch
 from kvrelay.errors import Lost
 from kvrelay.protocol.engine import engine_key
+from kvrelay.race import until_one_ends
 from kvrelay.types import Role, Value
 
 RUN_DIR_VARIABLE = "KVRELAY_RUN_DIR"
@@ -128,10 +130,15 @@ class LocalCluster:
         return self.run.log(name)
 
     async def wait(self) -> None:
-        """Wait until a member dies that nobody killed, and raise ``Lost`` then; of several routers one may."""
+        """Wait until a member dies that nobody killed, and raise ``Lost`` then; of several routers one may, or stop."""
+        await until_one_ends(self._until_crash(), RouterWatch(self._crew, self.key).run())
+
+    async def _until_crash(self) -> None:
         while True:
-            await self._crew.revive_routers()
+            now = asyncio.get_running_loop().time()
+            self._crew.note_dead_routers(now)
             self._crew.raise_if_crashed()
+            await self._crew.revive_routers(now)
             await asyncio.sleep(POLL_S)
 
     async def kill(self, name: str) -> None:

@@ -14,18 +14,29 @@ async def lacking(control: str, key: bytes, expected: set[str], *, or_draining: 
     ``expected`` get work there; ``or_draining`` do, or are known to drain.
     """
     try:
-        link = await channel.connect(control, key, sender="kvrelay up", purpose="operator")
+        said = await _ask(control, key)
     except KvrelayError as error:
         return str(error)
-    try:
-        async with channel.in_time(control):
-            await link.send(AskReady())
-            said = await channel.expect(link, Ready)
-    except KvrelayError as error:
-        return str(error)
-    finally:
-        link.close()
     missing = sorted((expected - set(said.members)) | (or_draining - set(said.members) - set(said.draining)))
     if missing:
         return f"it lacks {', '.join(missing)}"
     return "" if said.serving or said.draining else said.why
+
+
+async def answers(control: str, key: bytes) -> bool:
+    """Whether the router with this ``control`` port says anything, within the time of two handshakes."""
+    try:
+        await _ask(control, key)
+    except KvrelayError:
+        return False
+    return True
+
+
+async def _ask(control: str, key: bytes) -> Ready:
+    link = await channel.connect(control, key, sender="kvrelay up", purpose="operator")
+    try:
+        async with channel.in_time(control):
+            await link.send(AskReady())
+            return await channel.expect(link, Ready)
+    finally:
+        link.close()

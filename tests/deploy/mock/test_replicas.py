@@ -14,7 +14,9 @@ from typing import Any
 import aiohttp
 import pytest
 
+from kvrelay import channel
 from kvrelay.config import ClusterConfig, Config, MockConfig, RouterConfig
+from kvrelay.deploy import watch
 from kvrelay.deploy.local import LocalCluster
 from kvrelay.deploy.mock.node import MockNode
 from kvrelay.deploy.mock.roster import mock_names
@@ -127,6 +129,28 @@ async def test_a_killed_replica_is_started_again_and_the_other_one_serves_meanwh
             assert await _answers(cluster.url)
         await until(lambda: cluster.log("router-1").read_text().count("kvrelay ready:") >= 2)
         assert await _answers(cluster.url)
+        assert not supervising.done()
+        supervising.cancel()
+        await asyncio.gather(supervising, return_exceptions=True)
+
+
+@pytest.mark.slow
+async def test_a_stopped_replica_is_replaced(
+    tiny: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel, "HANDSHAKE_S", 1.0)
+    monkeypatch.setattr(watch, "ASK_EVERY_S", 0.1)
+    config = Config(
+        router=RouterConfig(port=0, control_port=0, replicas=2), mock=MockConfig(enabled=True, time_scale=0.05)
+    )
+    async with LocalCluster(config, run_dir=tmp_path_factory.mktemp("run"), model=tiny) as cluster:
+        supervising = asyncio.create_task(cluster.wait())
+        before = cluster.pid("router-1")
+        os.kill(before, signal.SIGSTOP)
+        await until(lambda: cluster.log("router-1").read_text().count("kvrelay ready:") >= 2)
+        assert cluster.pid("router-1") != before
+        for _ in range(8):
+            assert await _answers(cluster.url)
         assert not supervising.done()
         supervising.cancel()
         await asyncio.gather(supervising, return_exceptions=True)

@@ -1,0 +1,158 @@
+"""Tests of deploy/revivals.py and deploy/watch.py: routers that die often, and routers that stand still."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from kvrelay import channel
+from kvrelay.channel import Channel, Listener, bind_tcp
+from kvrelay.deploy import watch
+from kvrelay.deploy.crew import Crew
+from kvrelay.deploy.members import Kind, Member, RunDir
+from kvrelay.deploy.revivals import LAST_PAUSE_S, MOST_DEATHS, SERVED_PAUSE_S, WINDOW_S, Revivals
+from kvrelay.deploy.watch import MOST_MISSED, RouterWatch
+from kvrelay.errors import Lost
+from kvrelay.protocol.operator import Ready
+from tests.patience import until
+
+KEY = b"k" * 32
+
+
+def test_the_pause_grows_for_one_that_does_not_come_to_serve_and_not_for_one_that_does() -> None:
+    revivals = Revivals()
+    assert [revivals.died("a", 0.0, served=False) for _ in range(4)] == [0.5, 1.0, 2.0, 4.0]
+    assert [revivals.died("b", 0.0, served=True) for _ in range(9)] == [SERVED_PAUSE_S] * 9
+    assert [revivals.died("a", 0.0, served=False) for _ in range(6)][-1] == LAST_PAUSE_S
+    revivals.died("a", 0.0, served=True)
+    assert revivals.died("a", 0.0, served=False) == 0.5
+
+
+def test_the_first_death_in_a_while_is_followed_by_a_new_start_at_once() -> None:
+    revivals = Revivals()
+    assert revivals.died("a", 0.0, served=True) == 0.0
+    assert revivals.died("b", WINDOW_S, served=True) == 0.0
+
+
+def test_one_that_waits_is_due_after_its_pause() -> None:
+    revivals = Revivals()
+    pause_s = revivals.died("a", 10.0, served=False)
+    assert not revivals.is_due("a", 10.0)
+    assert revivals.is_due("a", 10.0 + pause_s)
+    revivals.started("a")
+    assert not revivals.waits("a")
+
+
+def test_when_none_serves_all_begin_anew_unless_nobody_waits_or_they_died_too_often() -> None:
+    revivals = Revivals()
+    assert not revivals.may_begin_anew(0.0)
+    for number in range(MOST_DEATHS):
+        assert number == 0 or revivals.may_begin_anew(0.0)
+        revivals.died("a", 0.0, served=True)
+    assert not revivals.may_begin_anew(0.0)
+    assert revivals.may_begin_anew(WINDOW_S)
+    revivals.give_up()
+    assert not revivals.may_begin_anew(WINDOW_S)
+
+
+# ---------------------------------------------------------------- with processes
+
+
+@pytest.fixture
+async def crew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Crew]:
+    """Two routers that only say that they are ready; their control ports are this process's."""
+    run = RunDir(tmp_path)
+    run.logs.mkdir()
+    made = Crew(run, lambda name, progress: None)
+    code = "import time; print('kvrelay ready: as if'); time.sleep(600)"
+    monkeypatch.setattr(Member, "command", property(lambda self: [sys.executable, "-c", code]))
+
+    async def answer(link: Channel) -> None:
+        await link.recv()
+        await link.send(Ready(serving=True, why="", members=[]))
+
+    sockets = [bind_tcp("127.0.0.1", 0) for _ in range(2)]
+    listeners = [Listener(sock, KEY, receiver="router", purposes={"operator"}, serve=answer) for sock in sockets]
+    answering = asyncio.create_task(listeners[0].run())  # the other one's callers are let in by the kernel alone
+    for name, sock in zip(("router", "router-1"), sockets, strict=True):
+        control = f"127.0.0.1:{sock.getsockname()[1]}"
+        await made.start(Member(name=name, kind=Kind.ROUTER, arguments=(), control=control))
+    try:
+        await until(lambda: len(made.serving_routers()) == 2)
+        yield made
+    finally:
+        answering.cancel()
+        await asyncio.gather(answering, return_exceptions=True)
+        sockets[1].close()
+        await made.stop()
+
+
+async def die(crew: Crew, name: str) -> None:
+    process = psutil.Process(crew.pid(name))
+    process.send_signal(signal.SIGKILL)
+    await until(lambda: all(member.name != name for member in crew.running()))
+
+
+async def look(crew: Crew, now: float) -> None:
+    crew.note_dead_routers(now)
+    crew.raise_if_crashed()
+    await crew.revive_routers(now)
+
+
+async def test_a_router_that_dies_ever_again_ends_nothing_while_another_one_serves(crew: Crew) -> None:
+    now = 0.0
+    for _ in range(MOST_DEATHS + 2):
+        await die(crew, "router-1")
+        await look(crew, now)
+        now += LAST_PAUSE_S
+        await look(crew, now)
+        assert len(crew.routers()) == 2
+
+
+async def test_the_last_router_that_dies_while_another_one_waits_for_its_start_brings_both_back(crew: Crew) -> None:
+    await die(crew, "router-1")
+    await look(crew, 0.0)
+    await die(crew, "router-1")  # again: it has to wait a little
+    await look(crew, 0.0)
+    assert len(crew.routers()) == 1
+    await die(crew, "router")
+    await look(crew, 0.0)
+    assert len(crew.routers()) == 2
+
+
+async def test_the_death_of_all_routers_at_once_is_a_crash(crew: Crew) -> None:
+    await die(crew, "router")
+    await die(crew, "router-1")
+    with pytest.raises(Lost, match="router died"):
+        await look(crew, 0.0)
+
+
+async def test_a_router_that_answers_nothing_is_ended_and_started_again(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel, "HANDSHAKE_S", 0.5)
+    watching, before = RouterWatch(crew, KEY), crew.pid("router-1")
+    for number in range(MOST_MISSED):
+        assert len(crew.running()) == 2, f"{number} questions"
+        await watching.ask(crew.routers())
+    assert [member.name for member in crew.running()] == ["router"]
+    await look(crew, 0.0)
+    assert crew.pid("router-1") != before
+    assert len(crew.running()) == 2
+
+
+async def test_a_router_is_not_ended_while_no_other_one_answers(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def silent(control: str, key: bytes) -> bool:
+        return False
+
+    monkeypatch.setattr(watch, "answers", silent)
+    watching = RouterWatch(crew, KEY)
+    for _ in range(2 * MOST_MISSED):
+        await watching.ask(crew.routers())
+    assert len(crew.running()) == 2
