@@ -74,7 +74,7 @@ def router(
 ) -> None:
     """Run the front door: the OpenAI API for clients, and a control port where workers and stores register.
 
-    Example:  kvrelay router --key-file key --model ~/models/SmolLM2-135M-Instruct
+    Example:  kvrelay router --key-file key --model ~/.cache/kvrelay/models/SmolLM2-135M-Instruct
     """
     with reported():
         settings = load(config, router={"port": port, "control_port": control_port}, model={"path": model})

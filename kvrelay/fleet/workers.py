@@ -285,6 +285,11 @@ class Fleet:
         """Models of all workers that did not say goodbye, ready or not."""
         return sorted({member.info.model for member in self.workers if not member.left})
 
+    def max_model_len(self, model: str) -> int:
+        """Tokens of prompt and answer that each worker of ``model``, one of ``models()``, takes."""
+        members = [member for member in self.workers if member.info.model == model and not member.left]
+        return min(member.info.engine.max_model_len for member in members)
+
     def pair(self, prefill: WorkerInfo, decode: WorkerInfo, now: float) -> Handoff | NoHandoff:
         """Whether ``prefill`` can hand its pages to ``decode`` now."""
         if prefill.name == decode.name or prefill.role is decode.role is Role.BOTH:

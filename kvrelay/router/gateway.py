@@ -76,6 +76,7 @@ class Gateway:
         app.router.add_post("/v1/completions", self._completions)
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/v1/models/{model:.+}", self._model)
         app.router.add_get("/health", self._health)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/kvrelay/requests", self._running)
@@ -170,10 +171,20 @@ class Gateway:
 
     async def _models(self, http: web.Request) -> web.Response:
         self._tenant(http)
-        models = [
-            {"id": name, "object": "model", "created": 0, "owned_by": "kvrelay"} for name in self._brain.fleet.models()
-        ]
-        return _json({"object": "list", "data": models})
+        return _json({"object": "list", "data": [self._card(name) for name in self._brain.fleet.models()]})
+
+    async def _model(self, http: web.Request) -> web.Response:
+        self._tenant(http)
+        name, models = http.match_info["model"], self._brain.fleet.models()
+        if name not in models:
+            served = ", ".join(models) or "none yet"
+            raise BadRequest(f"the model {name[:200]!r} does not exist; this router serves {served}", status=404)
+        return _json(self._card(name))
+
+    def _card(self, model: str) -> dict[str, object]:
+        """A model as OpenAI lists it, and as vLLM does: the longest prompt + answer that each of its workers takes."""
+        longest = self._brain.fleet.max_model_len(model)
+        return {"id": model, "object": "model", "created": 0, "owned_by": "kvrelay", "max_model_len": longest}
 
     async def _health(self, _http: web.Request) -> web.Response:
         health = examine(self._brain, self._clock())
@@ -190,7 +201,7 @@ class Gateway:
         request_id = http.match_info["id"]
         timeline = self._brain.ledger.get(request_id)
         if timeline is None or timeline.tenant != tenant.name:
-            raise BadRequest("no such request; the last 1,000 are kept, under their x-request-id", status=404)
+            raise BadRequest("no such request; each router keeps its last 1,000, by x-request-id", status=404)
         now = self._desk.standing(request_id)
         return _json(timeline.report() | {"actual": actual(timeline).report()} | ({"now": now} if now else {}))
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from rich.console import Console
 
+from kvrelay.cli.chat import ChatClient
 from kvrelay.cli.explain import explanation
+from kvrelay.errors import Refused
 
 
 def drawn(record: dict[str, Any], width: int = 100) -> list[str]:
@@ -44,6 +50,26 @@ def record(**more: Any) -> dict[str, Any]:
         "actual": {"cost_s": {"queue": 0.009, "prefill": 0.24}, "ttft_s": 0.28},
         **more,
     }
+
+
+async def test_every_replica_behind_the_port_is_asked() -> None:
+    """Who has the connection answers all of it, as a router does; the next one is another's."""
+    asked = Counter[object]()
+
+    async def timeline(http: web.Request) -> web.Response:
+        asked[http.transport] += 1
+        knows = len(asked) == 4
+        error = {"error": {"message": "no such request"}}
+        return web.json_response(record() if knows else error, status=200 if knows else 404)
+
+    app = web.Application()
+    app.router.add_get("/kvrelay/requests/req-1", timeline)
+    async with TestServer(app) as server, ChatClient(str(server.make_url("/"))) as client:
+        assert (await client.timeline("req-1"))["decode_worker"] == "d1"
+        assert list(asked.values()) == [1] * 4
+        with pytest.raises(Refused, match="no such request"):
+            await client.timeline("req-1")
+    assert set(asked.values()) == {1}
 
 
 def row(lines: list[str], name: str) -> list[str]:

@@ -149,7 +149,13 @@ async def test_routes_that_are_not_served_do_not_exist(cluster: Cluster, method:
 async def test_the_models_are_those_of_the_workers(cluster: Cluster) -> None:
     await cluster.split()
     async with cluster.http.get("/v1/models") as response:
-        assert [model["id"] for model in (await response.json())["data"]] == ["tiny"]
+        (model,) = (await response.json())["data"]
+    assert (model["id"], model["object"], model["max_model_len"]) == ("tiny", "model", 512)
+    async with cluster.http.get("/v1/models/tiny") as response:
+        assert await response.json() == model
+    async with cluster.http.get("/v1/models/some/other") as response:
+        assert response.status == 404
+        assert "'some/other' does not exist; this router serves tiny" in (await response.json())["error"]["message"]
 
 
 async def test_a_body_over_the_limit_is_a_json_413(model_folder: Path) -> None:
