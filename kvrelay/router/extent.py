@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from kvrelay.errors import BadRequest
 
 MAX_PARTS = 100_000
@@ -9,6 +11,14 @@ MAX_PARTS = 100_000
 microsecond or so, nobody else is served."""
 MAX_VALUES = 1 << 21
 """Values in a body, numbers included: two prompts of a million token ids. Each takes a tenth of that."""
+
+MAX_DIGITS = 640
+"""Of one integer, the least that Python can be told: the time for one grows with the square of its length."""
+
+
+def limit_integers() -> None:
+    """Let this process read and write no integer of more than ``MAX_DIGITS``."""
+    sys.set_int_max_str_digits(MAX_DIGITS)
 
 
 def check_extent(data: bytes) -> None:

@@ -21,6 +21,7 @@ from kvrelay.protocol.engine import engine_key
 from kvrelay.router.connection import Connection, Refusals
 from kvrelay.router.defaults import Defaults, read_defaults
 from kvrelay.router.desk import Desk
+from kvrelay.router.extent import limit_integers
 from kvrelay.router.feed import FeedServer
 from kvrelay.router.gateway import Gateway
 from kvrelay.router.keys import Keyring
@@ -50,6 +51,7 @@ async def run_router(
     config: Config, *, key: bytes, model_path: Path, ready: Callable[[str, str], None] | None = None
 ) -> None:
     """Serve until cancelled; ``ready(api_url, control_address)`` when both ports answer. Raises ``Misconfigured``."""
+    limit_integers()
     with contextlib.ExitStack() as stack:
         shared = config.router.replicas > 1
         api = stack.enter_context(_bind(config.router.host, config.router.port, "router.port", shared=shared))

@@ -18,6 +18,7 @@ from kvrelay.fleet.membership import Missing
 from kvrelay.fleet.workers import NoHandoff
 from kvrelay.protocol.engine import engine_key
 from kvrelay.protocol.feed import Heartbeat, PagesWanted, RegisterStore, RegisterWorker
+from kvrelay.router.extent import MAX_DIGITS
 from kvrelay.router.runner import Router, run_router
 from kvrelay.types import Role, WorkerInfo
 from tests.fleet.values import store, worker
@@ -34,15 +35,21 @@ async def test_a_port_in_use_is_named_before_anything_starts(model_folder: Path,
     taken.close()
 
 
-async def test_the_router_says_when_and_where_it_is_ready(model_folder: Path) -> None:
+async def test_the_router_says_when_and_where_it_is_ready_and_reads_no_integer_without_end(model_folder: Path) -> None:
     ready: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
     config = Config(router=RouterConfig(port=0, control_port=0))
     running = asyncio.create_task(
         run_router(config, key=KEY, model_path=model_folder, ready=lambda *where: ready.set_result(where))
     )
     url, control = await ready
-    async with aiohttp.ClientSession() as http, http.get(f"{url}/health") as response:
-        assert response.status == 503
+    async with aiohttp.ClientSession() as http:
+        async with http.get(f"{url}/health") as response:
+            assert response.status == 503
+        for digits, says in ((MAX_DIGITS, "no worker"), (MAX_DIGITS + 1, "out of range")):
+            body = b'{"prompt":"x","seed":%s}' % (b"1" * digits)
+            headers = {"content-type": "application/json"}
+            async with http.post(f"{url}/v1/completions", data=body, headers=headers) as response:
+                assert says in (await response.json())["error"]["message"]
     (await channel.connect(control, KEY, sender="x", purpose="feed")).close()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
