@@ -145,6 +145,12 @@ class Experience:
                 if own.seen >= OWN_AFTER and self._fading.look(worker, law, own, best[kind], now):
                     self._write(law, worker)
 
+    def sent(self, worker: str, laws: Iterable[Law]) -> None:
+        """``worker`` gets a request that will show ``laws``: whoever was believed to be like others is tried by it."""
+        for law in laws:
+            if self._fading.try_out(worker, law):
+                self._write(law, worker)
+
     def _best(self, law: Law) -> dict[str, Fit]:
         """By kind, what is known of its fastest worker."""
         best: dict[str, Fit] = {}
@@ -180,7 +186,7 @@ class Experience:
             own = learn(msgspec.structs.replace(before, **known))
         news = [law for law in Law if law.of(own) is not law.of(before)]
         for law in news:
-            like = self._fading.like(worker, law)
+            like = self._fading.tested(worker, law)
             if like is not None:
                 own = self._tried(worker, law, own, learn(msgspec.structs.replace(own, **{law.value: like})))
         self._workers[worker] = (kind, own)

@@ -39,7 +39,9 @@ class Belief(Value, frozen=True, kw_only=True):
     """and when the last one was noticed."""
     after_s: float = FADE_AFTER_S
     like: Fit | None = None
-    """What is believed instead, once it has faded."""
+    """What is believed instead, once it has faded,"""
+    is_on_trial: bool = False
+    """and until one request is there: what comes of that is seen much later, maybe when its answer ends."""
 
 
 def usual_s(fit: Fit, law: Law) -> float:
@@ -73,13 +75,31 @@ class Fading:
             self._beliefs[worker, law] = Belief(seen=own.seen, since_s=now, after_s=after_s)
             return False
         faded = now - belief.since_s >= belief.after_s and _is_slower(own, best, law)
+        if belief.is_on_trial and not faded:
+            return False
         like = best if faded else None
-        if like is not belief.like:
-            self._beliefs[worker, law] = msgspec.structs.replace(belief, like=like)
-        return like is not belief.like
+        if like is not belief.like or belief.is_on_trial:
+            self._beliefs[worker, law] = msgspec.structs.replace(belief, like=like, is_on_trial=False)
+        return like is not belief.like or belief.is_on_trial
 
     def like(self, worker: str, law: Law) -> Fit | None:
         """What is believed of ``worker`` until it is tried; None when it is what was learned of it."""
+        belief = self._beliefs.get((worker, law))
+        return belief.like if belief is not None and not belief.is_on_trial else None
+
+    def try_out(self, worker: str, law: Law) -> bool:
+        """One request goes there; True when nothing but what was learned is believed from now on.
+
+        A trial of which nothing is heard is repeated once the time is over again.
+        """
+        belief = self._beliefs.get((worker, law))
+        if belief is None or belief.like is None or belief.is_on_trial:
+            return False
+        self._beliefs[worker, law] = msgspec.structs.replace(belief, is_on_trial=True, since_s=self._looked_s)
+        return True
+
+    def tested(self, worker: str, law: Law) -> Fit | None:
+        """What ``worker`` does next is to be compared with; None when it is not believed to be like another."""
         belief = self._beliefs.get((worker, law))
         return belief.like if belief is not None else None
 
@@ -88,7 +108,7 @@ class Fading:
         belief = self._beliefs.pop((worker, law))
         if slow:
             after_s = min(LONGEST_FADE_S, 2 * belief.after_s)
-            self._beliefs[worker, law] = msgspec.structs.replace(belief, after_s=after_s, like=None)
+            self._beliefs[worker, law] = msgspec.structs.replace(belief, after_s=after_s, like=None, is_on_trial=False)
 
     def keep_only(self, workers: Iterable[str]) -> None:
         """Forget all others."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvrelay.fleet.experience import Experience
 from kvrelay.fleet.flight import Flight, PromptLeg
 from kvrelay.fleet.loads import Loads
+from kvrelay.fleet.rates import Law
 from kvrelay.fleet.record import TransferRecord
 from kvrelay.policy.cost import uncached_tokens
 from kvrelay.policy.route import Path
@@ -26,6 +27,14 @@ class Lessons:
 
     def __repr__(self) -> str:
         return f"<Lessons for {self._experience!r}>"
+
+    def prefill_chosen(self, worker: str) -> None:
+        """A prompt is to go there."""
+        self._experience.sent(worker, (Law.PREFILL,))
+
+    def decode_chosen(self, worker: str) -> None:
+        """An answer is to come from there."""
+        self._experience.sent(worker, (Law.STEP, Law.ANSWER))
 
     def sent(self, leg: PromptLeg, now: float, *, alone: bool) -> None:
         """A prompt is sent to a P. One that has nothing else to do begins at once, even if nobody tells."""

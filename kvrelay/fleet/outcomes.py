@@ -35,6 +35,7 @@ class Outcomes:
     def prefill_chosen(self, worker: str, transfer: str) -> None:
         """A prompt is to go to ``worker``."""
         self.breakers.sent(worker, transfer)
+        self._lessons.prefill_chosen(worker)
 
     def prefill_sent(self, leg: PromptLeg, now: float, *, alone: bool) -> None:
         """It goes there now; ``alone``: no other prompt is there."""
@@ -65,6 +66,7 @@ class Outcomes:
     def decode_sent(self, worker: str, request_id: str) -> None:
         """A request's answer is to come from ``worker``."""
         self.breakers.sent(worker, request_id)
+        self._lessons.decode_chosen(worker)
 
     def decode_refused(self, flight: Flight, now: float) -> None:
         """D failed before its first byte reached the client."""

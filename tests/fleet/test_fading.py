@@ -10,7 +10,7 @@ import pytest
 
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.experience import OWN_AFTER, Experience
-from kvrelay.fleet.fading import FADE_AFTER_S, LOOK_EVERY_S
+from kvrelay.fleet.fading import FADE_AFTER_S, LONGEST_FADE_S, LOOK_EVERY_S
 from kvrelay.fleet.flight import Ask, Plan
 from kvrelay.fleet.links import Links
 from kvrelay.fleet.rates import Law
@@ -36,6 +36,8 @@ class World:
             self.brain.register_worker(worker(name, Role.DECODE, store="sd"), 0.0)
         self.slow: dict[str, float] = {}
         """Seconds by which answers of a worker begin later."""
+        self.step_s: dict[str, float] = {}
+        """Between tokens, of workers that are not like others."""
 
     def serve(self, seconds: int) -> Counter[str]:
         """Who answered how often."""
@@ -46,11 +48,23 @@ class World:
             chosen[self._ask(f"r{self.now}")] += 1
         return chosen
 
-    def _ask(self, name: str) -> str:
-        brain, at = self.brain, self.now
+    def burst(self, requests: int) -> Counter[str]:
+        """Who is to answer how many that come at once."""
+        self.now += 1.0
+        self.brain.tick(self.now)
+        names = [f"b{self.now}-{number}" for number in range(requests)]
+        for name in names:
+            self._begin(name)
+        return Counter(self.brain._flights[name].decode.worker for name in names)
+
+    def _begin(self, name: str) -> Plan:
         facts = RequestFacts(request_id=name, model="tiny", prompt_tokens=(100,), max_tokens=20, page_names=())
-        plan = brain.begin(Ask(facts=facts, received_s=at), at)
+        plan = self.brain.begin(Ask(facts=facts, received_s=self.now), self.now)
         assert isinstance(plan, Plan)
+        return plan
+
+    def _ask(self, name: str) -> str:
+        brain, at, plan = self.brain, self.now, self._begin(name)
         transfer = plan.prefills[0].transfer
         brain.prefill_sent(name, at)
         at += PREFILL_S
@@ -60,7 +74,7 @@ class World:
         writer = brain.decode_order(name, at).worker
         at += ANSWER_S + self.slow.get(writer, 0.0)
         brain.first_token(name, at)
-        brain.finish(name, status=200, output_tokens=20, now=at + 19 * STEP_S)
+        brain.finish(name, status=200, output_tokens=20, now=at + 19 * self.step_s.get(writer, STEP_S))
         return writer
 
 
@@ -83,6 +97,36 @@ def test_a_worker_that_stays_slow_is_tried_more_and_more_seldom(slow_s: float) -
     world.serve(60)
     assert 1 <= world.serve(240)["d1"] <= 4
     assert 1 <= world.serve(960)["d1"] <= 3
+
+
+def test_a_worker_that_is_tried_gets_one_request_of_a_burst_before_anything_is_seen_of_it() -> None:
+    world = World()
+    world.serve(40)
+    world.step_s = {"d1": 10 * STEP_S}
+    world.serve(60)
+    for idle_s in (LOOK_EVERY_S, LONGEST_FADE_S):
+        world.now += idle_s
+        world.brain.tick(world.now)
+    assert 1 <= world.burst(10)["d1"] <= 2
+
+
+def test_a_trial_of_which_nothing_is_heard_is_repeated(known: Experience) -> None:
+    now = FADE_AFTER_S + LOOK_EVERY_S
+    for _ in range(2):
+        known.fade(now)
+        assert believed(known, "slow") == pytest.approx(0.010, rel=0.01)
+        known.sent("slow", [Law.ANSWER])
+        assert believed(known, "slow") == pytest.approx(0.02, rel=0.05)
+        now += FADE_AFTER_S + LOOK_EVERY_S
+
+
+@pytest.mark.parametrize(("seen_s", "after_s"), [(0.0101, 0.010), (0.02, 0.02), (0.03, 0.02)])
+def test_what_comes_of_a_trial_decides_though_it_is_seen_late(known: Experience, seen_s: float, after_s: float) -> None:
+    known.fade(FADE_AFTER_S + LOOK_EVERY_S)
+    known.sent("slow", [Law.ANSWER])
+    known.fade(FADE_AFTER_S + 3 * LOOK_EVERY_S)
+    answers(known, "slow", seen_s)
+    assert believed(known, "slow") == pytest.approx(after_s, rel=0.1)
 
 
 # ---------------------------------------------------------------- what is believed
