@@ -230,6 +230,7 @@ class Experience:
         self._fading.keep_only(self._workers)
 
     def _forget(self, worker: str) -> None:
+        self._fading.forget(worker)
         if worker in self._workers:
             del self._workers[worker]
             for book in self._rates.values():

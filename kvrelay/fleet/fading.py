@@ -110,6 +110,11 @@ class Fading:
             after_s = min(LONGEST_FADE_S, 2 * belief.after_s)
             self._beliefs[worker, law] = msgspec.structs.replace(belief, after_s=after_s, like=None, is_on_trial=False)
 
+    def forget(self, worker: str) -> None:
+        """It is another one now, of which nothing was learned."""
+        for law in Law:
+            self._beliefs.pop((worker, law), None)
+
     def keep_only(self, workers: Iterable[str]) -> None:
         """Forget all others."""
         known = set(workers)

@@ -250,6 +250,9 @@ class Recovery:
         flight = self._flights.get(request_id)
         if flight is None or rest.ask is None or flight.resumes >= MAX_RESUMES:
             return None
+        member = self._fleet.workers.get(flight.decode.worker)
+        if member is None or not member.draining:  # it is to have work again
+            return None
         pick = self._pick(flight, rest.ask, rest, now, {flight.decode.worker})
         if pick is None or not self._is_next(rest.ask, pick, now):
             return None

@@ -155,6 +155,8 @@ class Succession:
     async def _open_rest(self, rest: RestOfChoice) -> Reply:
         """Raises ``Lost``, ``Rejected``, ``Overloaded``."""
         order = self._brain.decode_order(self._id, self._clock())
+        if not self._decodes:
+            self._decodes.take_reason("")  # of the worker before, which may be given up again while this one is awaited
         body = self._remains.body(rest.index, order, self._salt)
         self._wait.begin()
         reply = await self._decodes.open(f"{order.url}{self._remains.request.kind.path}", body, f"-r{rest.index}")

@@ -199,6 +199,17 @@ def test_workers_that_are_gone_leave_no_belief_behind(known: Experience) -> None
     assert {name for name, _ in known._fading._beliefs} == {"a"}
 
 
+def test_a_worker_that_has_become_another_kind_is_not_believed_to_be_like_the_best_of_its_former_one(
+    known: Experience,
+) -> None:
+    known.fade(FADE_AFTER_S + LOOK_EVERY_S)
+    assert believed(known, "slow") == believed(known, "a")
+    known.join(worker("stranger", weights="other"))
+    answers(known, "stranger", 0.04, 2 * OWN_AFTER)
+    known.join(worker("slow", weights="other"))
+    assert believed(known, "slow") > 0.03
+
+
 def test_other_kinds_and_other_laws_are_not_touched(known: Experience) -> None:
     known.join(worker("stranger", weights="other"))
     answers(known, "stranger", 0.04, 2 * OWN_AFTER)

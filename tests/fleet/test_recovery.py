@@ -71,12 +71,22 @@ def test_a_worker_that_drains_is_not_left_for_a_turn_that_has_not_come() -> None
         brain.first_token(f"r{number}", 0.5)
         other = Rest(ask=ask(f"r{number}", (40 + number, 2000)), tokens=1)
         brain.recovery.lost(f"r{number}", other, reason="reset", now=0.9)
+    brain.drains.begin(worker, 1.0)
     before, reserved = brain.ledger.get("r0"), dict(brain.loads.sequences)
     assert leave(brain) is None
     assert before is not None
     assert (before.resumptions, brain.loads.sequences) == ([], reserved), "nothing has changed"
     assert brain.decode_order("r0", 1.0).worker == worker
     brain.check_invariants()
+
+
+def test_a_worker_that_is_to_have_work_again_is_not_left() -> None:
+    brain = known_brain([], [("d0", "s1"), ("d1", "s1")])
+    worker = writing(brain)
+    brain.drains.begin(worker, 1.0)
+    brain.drains.undo(worker)
+    assert leave(brain) is None
+    assert brain.decode_order("r0", 1.0).worker == worker
 
 
 def test_a_worker_that_is_drained_is_not_to_blame() -> None:

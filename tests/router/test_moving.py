@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kvrelay.fleet.chooser import Chooser, Open
-from kvrelay.fleet.flight import DispatchDecode
+from kvrelay.fleet.flight import AbandonDecode, DispatchDecode
 from kvrelay.policy.admit import Slo
 from kvrelay.router.answers import StreamedAnswer
 from kvrelay.router.desk import Desk
@@ -289,6 +289,28 @@ async def test_a_worker_does_not_inherit_the_drain_of_the_one_before_it(
     assert await text_of(blocks, read) == TEXT
     assert fleet.script.struck == 1
     assert calls == []
+    desk_of(fleet).close(ID, 200)
+
+
+async def test_a_worker_that_is_given_up_again_meanwhile_says_nothing_of_the_one_after_it(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fleet.add("d3")
+    recovery, reasons = fleet.cluster.router.brain.recovery, list[str]()
+    lost = recovery.lost
+
+    def noted(*args: Any, reason: str, **more: Any) -> Any:
+        reasons.append(reason)
+        plan = lost(*args, reason=reason, **more)
+        fleet.script.again_after = 3 if len(reasons) == 1 else None
+        desk_of(fleet).obey([AbandonDecode(request_id=ID, reason="gone")])
+        return plan
+
+    monkeypatch.setattr(recovery, "lost", noted)
+    fleet.script.fault = "reset"
+    blocks, read = await streaming(await opened(fleet))
+    assert await text_of(blocks, read) == TEXT
+    assert reasons == ["reset", "reset"]
     desk_of(fleet).close(ID, 200)
 
 
