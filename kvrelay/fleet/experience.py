@@ -36,6 +36,7 @@ it knows is for those that are still to come."""
 MAX_KINDS = 256
 MAX_MODELS = 256
 """Models whose answers' lengths are remembered."""
+MAX_OUTPUT_TOKENS = 1e9
 
 
 class Learned(Value, frozen=True, kw_only=True):
@@ -46,6 +47,17 @@ class Learned(Value, frozen=True, kw_only=True):
     output_tokens: dict[str, float] = msgspec.field(default_factory=dict)
     """Mean length of an answer, by model."""
     handoffs: int = 0
+
+    def impossible(self) -> str:
+        """The first value that nobody can have learned, in words; empty when all may have been."""
+        sound = {name: perf.can_be_learned() for name, perf in self.kinds.items()}
+        sound |= {way: move.can_be_learned() for way, move in self.ways.items()}
+        for name in (name for name, is_sound in sound.items() if not is_sound):
+            return f"no law of {name!r} can be so"
+        for model, tokens in self.output_tokens.items():
+            if not 0.0 <= tokens <= MAX_OUTPUT_TOKENS:
+                return f"no answer of {model!r} has {tokens:g} tokens"
+        return "" if self.handoffs >= 0 else f"there cannot be {self.handoffs} hand-offs"
 
 
 def kind_of(engine: Engine) -> str:

@@ -32,6 +32,11 @@ MIN_SHARE = 0.01
 UNKNOWN_ERROR = 1.0
 """What a law that has seen nothing says of itself: it may be off by as much as it predicts."""
 MIN_RATE = 1e-18
+MAX_RATE = 1e6
+"""In seconds: ten days for a start, or for a token."""
+_MAX_SUM = 1e40
+"""Far above what fifty observations of any work add up to, and far below what overflows when it is solved."""
+_MAX_LOGARITHM = 100.0
 
 
 class Fit(Value, frozen=True, kw_only=True):
@@ -96,6 +101,20 @@ class Fit(Value, frozen=True, kw_only=True):
             seen=self.seen + 1,
         )
 
+    def can_be_learned(self, amounts: int) -> bool:
+        """Whether a law of so many ``amounts`` can have come to be this one: one from a file may be anything."""
+        lengths = {len(self.seed), len(self.rates), len(self.pull), len(self.normal), *map(len, self.normal)}
+        logarithms = (*self.ratios, *self.errors)
+        return (
+            lengths == {amounts}
+            and all(MIN_RATE <= rate <= MAX_RATE for rate in (*self.seed, *self.rates))
+            and all(0.0 <= value <= _MAX_SUM for value in self.pull)
+            and _is_sum_of_squares(self.normal)
+            and all(abs(value) <= _MAX_LOGARITHM for value in logarithms)
+            and max(len(self.ratios), len(self.errors)) <= KEPT
+            and self.seen >= 0
+        )
+
     def _limit(self) -> float:
         """Largest error, as a logarithm, that is believed as it is."""
         if self.seen < CLIP_AFTER:
@@ -133,6 +152,16 @@ def quantile_of(values: Sequence[float], quantile: float) -> float:
     below = int(place)
     above = min(below + 1, len(ordered) - 1)
     return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+
+
+def _is_sum_of_squares(matrix: Sequence[Sequence[float]]) -> bool:
+    """Whether ``matrix`` can be solved: a sum of ``a aT`` for amounts ``a``, up to rounding."""
+    found = np.array(matrix, dtype=np.float64)
+    if not np.all((found >= 0.0) & (found <= _MAX_SUM)) or not np.allclose(found, found.T, rtol=1e-6, atol=0.0):
+        return False
+    scale = np.sqrt(np.diag(found))
+    scale[scale == 0.0] = 1.0
+    return bool(np.linalg.eigvalsh(found / np.outer(scale, scale)).min() >= -1e-6)
 
 
 def _dot(rates: Sequence[float], amounts: Sequence[float]) -> float:

@@ -46,6 +46,10 @@ class Move(Value, frozen=True, kw_only=True):
     def s_per_byte(self) -> float:
         return self.per_byte.rates[0]
 
+    def can_be_learned(self) -> bool:
+        """See ``Fit``."""
+        return self.latency.can_be_learned(1) and self.per_byte.can_be_learned(1)
+
     def seconds(self, size_bytes: float, in_flight_bytes: float = 0.0) -> float:
         """From the first byte sent to the last one in."""
         return self.latency_s + self.s_per_byte * (size_bytes + in_flight_bytes)

@@ -65,6 +65,10 @@ class Perf(Value, frozen=True, kw_only=True):
     def saw_answer(self, seconds: float) -> Perf:
         return msgspec.structs.replace(self, answer=self.answer.observe((1.0,), seconds))
 
+    def can_be_learned(self) -> bool:
+        """See ``Fit``."""
+        return self.prefill.can_be_learned(3) and self.step.can_be_learned(3) and self.answer.can_be_learned(1)
+
     def heir(self) -> Perf:
         """For another worker of the same kind: it believes this one, and has seen nothing itself."""
         return Perf(prefill=self.prefill.heir(), step=self.step.heir(), answer=self.answer.heir())

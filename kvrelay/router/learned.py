@@ -31,19 +31,26 @@ class LearnedFile:
         return f"<LearnedFile {self._path}>"
 
     def load(self) -> None:
-        """Raises ``Misconfigured`` when something else than our file is there."""
+        """Raises ``Misconfigured`` when something else than our file is there.
+
+        One of ours with values that cannot be is ignored: prices made of them would fail every request.
+        """
         if not self._path.exists():
             return
         try:
             if self._path.stat().st_size > MAX_FILE_BYTES:
                 raise Misconfigured(f"router.learned_file {self._path} is no file of learned timings: it is too long")
-            self._experience.recall(msgspec.json.decode(self._path.read_bytes(), type=Learned))
+            learned = msgspec.json.decode(self._path.read_bytes(), type=Learned)
         except OSError as error:
             raise Misconfigured(f"router.learned_file {self._path} cannot be read: {error.strerror}") from error
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
             raise Misconfigured(
                 f"router.learned_file {self._path} is no file of learned timings ({error}); remove it or name another"
             ) from error
+        if problem := learned.impossible():
+            log.warning("router.learned_file %s is ignored and will be written anew: %s", self._path, problem)
+        else:
+            self._experience.recall(learned)
 
     async def run(self) -> None:
         """Save now and then, and a last time when cancelled."""
