@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvrelay.fleet.flight import Ask, Flight, Rest
 
@@ -17,6 +17,12 @@ class LostAnswer:
     seconds: float
     """Predicted prefill."""
     since_s: float
+    nobody_since_s: float | None = None
+    """Since when nobody could write it who may soon be able to; None while somebody can."""
+
+    def found(self, *, nobody: bool, now: float) -> LostAnswer:
+        """Somebody looked for a worker."""
+        return replace(self, nobody_since_s=now if nobody else None)
 
     @property
     def urgency(self) -> tuple[int, float, float]:

@@ -36,6 +36,8 @@ from kvrelay.policy.admit import RETRY_AFTER_S
 from kvrelay.policy.cost import Item
 from kvrelay.policy.recover import MAX_RESUMES, Manner, Pace, Patience, may_replay
 
+FORGOTTEN = "forgotten"
+"""Why an answer leaves a worker that writes others and not this one."""
 CHEAP_S = 0.05
 """What is loaded rather than computed need not wait for its turn: it is no more than a step or two of its worker."""
 
@@ -98,12 +100,14 @@ class Recovery:
             return []
         # A worker may well wake up: as long as nobody else could write, it is waited for, and gets work. Of others that
         # are not heard either no more can be said: all of them may be well, and this router or its network is not.
-        unfit = self._failed_by(flight) | self._unheard(now)
+        # After so long a wait whoever failed it earlier may be well again.
+        failed = {worker} if forgotten else self._failed_by(flight)
+        unfit = failed | self._unheard(now)
         if self._writers(now) <= unfit or self._chooser.decode(flight.ask, unfit, now) is None:
             return []
         if not forgotten:
             self._stall(worker, now)
-        return [AbandonDecode(request_id=request_id, reason="forgotten" if forgotten else "silent")]
+        return [AbandonDecode(request_id=request_id, reason=FORGOTTEN if forgotten else "silent")]
 
     def _note_step(self, worker: str, gap_s: float, now: float) -> None:
         member = self._fleet.workers.get(worker)
@@ -111,11 +115,13 @@ class Recovery:
             self._steps.saw(worker, member.info.incarnation, gap_s, now)
 
     def _is_forgotten(self, flight: Flight, since_s: float, now: float, own_s: float) -> bool:
-        if not flight.writes or now - since_s <= self._patience.alone_s:  # nearly always
+        is_begun = flight.writes or flight.resumes > 0
+        if not is_begun or now - since_s <= self._patience.alone_s:  # nearly always
             return False
         worker = flight.decode.worker
         makes_progress = self._fleet.workers.silent_s(worker, now) <= self._patience.worker_s
-        return makes_progress and self._patience.is_forgotten(now - since_s, own_s or self._step_s(worker, now))
+        step_s, moves = own_s or self._step_s(worker, now), self._moves(flight)
+        return makes_progress and self._patience.is_forgotten(now - since_s, step_s, moves)
 
     def _moves(self, flight: Flight) -> int:
         """How many workers had this answer since its last word, and did not write it."""
@@ -200,28 +206,32 @@ class Recovery:
             self._give_back(flight, now, blamed=True)
             self._note(flight, reason, rest, None, now)
             raise
-        self._give_back(flight, now, blamed=True)
+        if reason == FORGOTTEN:
+            flight.tried_decode = {flight.decode.worker}
+        self._give_back(flight, now, blamed=reason != FORGOTTEN)  # who forgets one writes others
         pick = lost = None
         if rest.ask is not None and flight.resumes <= MAX_RESUMES:
             pick = self._pick(flight, rest.ask, rest, now)
             lost = LostAnswer(flight, rest.ask, rest, _prefill_s(pick) if pick is not None else 0.0, now)
-        waits = lost is not None and pick is None and self._may_find_one(lost, now)
+        waits = lost is not None and pick is None and self._may_find_one(lost, self._ready(lost, now), now)
         self._note(flight, reason, rest, pick, now, waits=waits)
         if lost is None or (pick is None and not waits):
             return None
         if pick is not None and self._is_next(lost.ask, pick, now):
             return self._go(flight, lost.ask, pick, now)
-        self._waiting[request_id] = lost
+        self._waiting[request_id] = lost.found(nobody=waits, now=now)
         return Waits(request_id=request_id)
 
-    def _may_find_one(self, lost: LostAnswer, now: float) -> bool:
+    def _ready(self, lost: LostAnswer, now: float) -> set[str]:
+        return {worker.name for worker in self._chooser.ground(lost.ask.facts.model, now).writers}
+
+    def _may_find_one(self, lost: LostAnswer, ready: set[str], now: float) -> bool:
         """Nobody can write it at the moment, and somebody who was heard lately may soon be able to.
 
         After a pause of this router or of its network nobody was heard, and everybody lives.
         """
         tried, lease_s = lost.flight.tried_decode, self._patience.leave_s
-        ready = {worker.name for worker in self._chooser.ground(lost.ask.facts.model, now).writers}
-        return not ready - tried and any(
+        return ready <= tried and any(
             member.info.role.decodes
             and member.info.model == lost.ask.facts.model
             and member.info.name not in tried
@@ -316,8 +326,9 @@ class Recovery:
 
     def turn(self, now: float) -> Iterator[Command]:
         """Time passed, or something was given back: whose turn it is."""
+        self._look_for_writers(now)
         for lost in sorted(self._waiting.values(), key=lambda lost: lost.urgency):
-            if now - lost.since_s <= self._patience.leave_s and self._may_find_one(lost, now):
+            if lost.nobody_since_s is not None and now - lost.nobody_since_s <= self._patience.leave_s:
                 continue
             if not self._pace.allows(now, self._workers(lost.ask, now)):
                 return
@@ -330,10 +341,25 @@ class Recovery:
             else:
                 yield Start(request_id=flight.request_id, plan=self._go(flight, lost.ask, pick, now))
 
-    def waiting_since_s(self, request_id: str) -> float | None:
-        """Since when an answer waits for its turn; None for one that does not."""
-        lost = self._waiting.get(request_id)
-        return None if lost is None else lost.since_s
+    def _look_for_writers(self, now: float) -> None:
+        """Who waits for one at all? Those whose turn is far off, too: each of them is to wait as long as the others."""
+        ready: dict[str, set[str]] = {}
+        for request_id, lost in self._waiting.items():
+            model = lost.ask.facts.model
+            if model not in ready:
+                ready[model] = self._ready(lost, now)
+            nobody = self._may_find_one(lost, ready[model], now)
+            if nobody is (lost.nobody_since_s is None):
+                self._waiting[request_id] = lost.found(nobody=nobody, now=now)
+
+    def waiting(self, request_id: str) -> LostAnswer | None:
+        """An answer that waits for its turn, or for a worker that could write it."""
+        return self._waiting.get(request_id)
+
+    @property
+    def leave_s(self) -> float:
+        """For how long one waits for a worker that could write it."""
+        return self._patience.leave_s
 
     # ------------------------------------------------------------ what became of it
 

@@ -16,7 +16,8 @@ class Standing(Value, frozen=True, kw_only=True):
 
     waits_for: str
     """``admission``: to be let in; ``pace``: its turn, since prompts of lost answers are computed one after the other;
-    ``prefix``: KV that another request computes; ``prefill``: P; ``decode``: a word of D; ``client``: nothing here."""
+    ``writer``: a worker that could write the rest of a lost answer; ``prefix``: KV that
+    another request computes; ``prefill``: P; ``decode``: a word of D; ``client``: nothing here."""
     waits_s: float | None = None
     given_up_s: float | None = None
     """After so long a wait it is over: refused, or, with a D whose worker shows no life either, written elsewhere."""
@@ -79,9 +80,11 @@ class Standings:
         self, flight: Flight, silent_since_s: float | None, now: float, gap_s: float
     ) -> tuple[str, float | None, float | None]:
         """What for, since when, and for how long at most where that is known."""
-        lost_since_s = self._recovery.waiting_since_s(flight.request_id)
-        if lost_since_s is not None:
-            return "pace", lost_since_s, None
+        lost = self._recovery.waiting(flight.request_id)
+        if lost is not None and lost.nobody_since_s is not None:
+            return "writer", lost.nobody_since_s, self._recovery.leave_s
+        if lost is not None:
+            return "pace", lost.since_s, None
         if silent_since_s is not None:
             return "decode", silent_since_s, self._recovery.silence_s(flight.decode.worker, now, gap_s)
         if flight.dispatched:

@@ -91,7 +91,8 @@ class Patience(Value, frozen=True, kw_only=True):
     leave_s: float = 6.0
     """An answer that nobody can write at the moment waits for a worker that was heard so lately, and so long."""
     alone_s: float = 30.0
-    """An answer that was begun waits no longer for its next word, however busy its worker is with others."""
+    """An answer that was begun waits no longer for its next word, however busy its worker is with others; up to four
+    times as long where it was moved and may have to queue."""
 
     def is_over(self, silent_s: float, worker_silent_s: float, step_s: float, moves: int = 0) -> bool:
         """Whether somebody else should write the answer on, which was moved ``moves`` times since its last word.
@@ -99,16 +100,19 @@ class Patience(Value, frozen=True, kw_only=True):
         Each of them has cost it its place in a queue. Without more patience every short pause of a worker would send
         all that wait there to the end of another queue, which grows by that: then many never get a word.
         """
-        doubts = min(2.0**moves, MAX_DOUBTS)
-        return silent_s > self.silence_s(step_s) and worker_silent_s > self.worker_s * doubts
+        return silent_s > self.silence_s(step_s) and worker_silent_s > self.worker_s * _doubts(moves)
 
-    def is_forgotten(self, silent_s: float, step_s: float) -> bool:
-        """Whether a worker that makes progress has ceased to write one of its answers."""
-        return silent_s > max(self.alone_s, self.silence_s(step_s))
+    def is_forgotten(self, silent_s: float, step_s: float, moves: int = 0) -> bool:
+        """Whether a worker that makes progress has ceased to write one of its answers; ``moves`` as above."""
+        return silent_s > max(self.alone_s, self.silence_s(step_s)) * _doubts(moves)
 
     def silence_s(self, step_s: float) -> float:
         """Longest silence of a stream whose worker takes ``step_s`` for a step and shows no life."""
         return max(self.stream_s, self.steps * step_s)
+
+
+def _doubts(moves: int) -> float:
+    return min(2.0**moves, MAX_DOUBTS)
 
 
 def patience(dead_after_s: float, transfer_wait_s: float = 120.0) -> Patience:

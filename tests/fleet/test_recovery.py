@@ -10,12 +10,13 @@ import pytest
 from msgspec.structs import replace
 
 from kvrelay.fleet.brain import Brain
+from kvrelay.fleet.experience import Learned, kind_of
 from kvrelay.fleet.flight import AbandonDecode, Command, Plan, Refuse, Rest, Start, Waits
 from kvrelay.policy.admit import Slo
 from kvrelay.policy.recover import Manner, Pace
 from kvrelay.protocol.feed import Heartbeat, TransferEvent
 from kvrelay.types import Role, Stage
-from tests.fleet.known import ask, known_brain, member
+from tests.fleet.known import PERF, ask, known_brain, member
 from tests.fleet.values import begun, store
 
 PROMPT, WRITTEN = (7, 200), (9, 400)
@@ -177,17 +178,19 @@ def test_a_death_with_many_streams_is_no_storm_of_prompts() -> None:
 
 def test_short_prompts_pass_a_long_one_and_not_for_ever() -> None:
     brain = known_brain([], [("d0", "s1"), ("d1", "s1")])
-    lengths = {"r0": 4000, "r1": 2000, "r2": 2000, "r3": 2000}
-    for number, name in enumerate(lengths):
+    losses = {"r0": (1.0, 4000), "r1": (1.0, 8000), "r2": (1.0, 2000), "r3": (2.0, 2000), "r4": (6.0, 4000)}
+    for number, name in enumerate(losses):
         begun(brain, ask(name, (number, 2000)))
         brain.first_token(name, 0.5)
-    begun(brain, ask("r4", (4, 2000), now=6.0), 6.0)
-    brain.first_token("r4", 6.5)
-    for number, (name, tokens) in enumerate(lengths.items()):
-        brain.recovery.lost(name, Rest(ask=ask(name, (40 + number, tokens)), tokens=1), reason="reset", now=1.0)
-    brain.recovery.lost("r4", Rest(ask=ask("r4", (50, 2000)), tokens=1), reason="reset", now=7.0)
-    turns = [command.request_id for tenth in range(10, 400) for command in brain.recovery.turn(tenth / 10)]
-    assert turns.index("r4") == len(turns) - 1
+    turns = []
+    for now in (tenth / 10 for tenth in range(10, 400)):
+        for number, (name, (lost_s, tokens)) in enumerate(losses.items()):
+            if lost_s == now:
+                again = Rest(ask=ask(name, (40 + number, tokens)), tokens=1)
+                plan = brain.recovery.lost(name, again, reason="reset", now=now)
+                assert isinstance(plan, Plan if name == "r0" else Waits), "the first one has all that is spent at once"
+        turns += [command.request_id for command in brain.recovery.turn(now)]
+    assert turns == ["r2", "r3", "r1", "r4"]
 
 
 # ---------------------------------------------------------------- who hangs
@@ -196,9 +199,12 @@ def test_short_prompts_pass_a_long_one_and_not_for_ever() -> None:
 class Beats:
     """A fleet with short leases whose members say that they live."""
 
-    def __init__(self, *decodes: str) -> None:
+    def __init__(self, *decodes: str, known: bool = False) -> None:
+        """``known``: what they take for a token."""
         self.brain = Brain(dead_after_s=2.0, transfer_wait_s=60.0, local_prefill=False)
         self.now = 0.1
+        if known:
+            self.brain.experience.recall(Learned(kinds={kind_of(member("any", Role.DECODE).engine): PERF}, handoffs=0))
         self.brain.members.register_store(store(), 0.0)
         self.workers = [member("p0", Role.PREFILL), *(member(name, Role.DECODE) for name in decodes)]
         for info in self.workers:
@@ -336,6 +342,33 @@ def test_nobody_waits_for_ever_for_a_worker_that_could_write() -> None:
     assert "no worker is left" in refuse.reason
 
 
+def test_answers_that_wait_for_their_turn_outlive_a_moment_in_which_nobody_is_heard() -> None:
+    beats = Beats("d0", "d1", known=True)
+    recovery, names = beats.brain.recovery, [f"r{number}" for number in range(80)]
+    for number, name in enumerate(names):
+        begun(beats.brain, ask(name, (number, 500)))
+        beats.brain.first_token(name, 0.1)
+    beats.steps(0.2)
+    names = [name for name in names if recovery.writer(name) == "d0"]
+    started: list[Command | Plan] = []
+    for number, name in enumerate(names):
+        plan = recovery.lost(name, Rest(ask=ask(name, (100 + number, 500)), tokens=1), reason="reset", now=0.2)
+        started += [plan] if isinstance(plan, Plan) else []
+    while beats.now < 7.0:
+        beats.steps(beats.now + 0.2)
+        started += recovery.turn(beats.now)
+    assert len(recovery) >= 3, "they have waited longer for their turn than anybody does for a worker"
+    for tenth in range(100, 130):
+        assert list(recovery.turn(tenth / 10)) == []
+    told = beats.brain.standings.of(next(name for name in names if recovery.waiting(name)), None, 12.9)
+    assert (told.waits_for, told.given_up_s) == ("writer", recovery.leave_s)
+    while beats.now < 30.0:
+        beats.steps(max(13.0, beats.now + 0.2))
+        started += recovery.turn(beats.now)
+    assert len(started) == len(names)
+    assert not any(isinstance(command, Refuse) for command in started)
+
+
 def test_an_answer_that_came_slowly_is_waited_for_as_long_as_eight_of_its_words_take() -> None:
     beats = Beats("d0", "d1")
     beats.asked()
@@ -392,6 +425,41 @@ def test_an_answer_that_its_busy_worker_has_forgotten_goes_on_elsewhere() -> Non
     assert commands == [AbandonDecode(request_id="r0", reason="forgotten")]
     assert 30.0 < beats.now < 31.0
     assert beats.brain.recovery.stalls == 0, "its worker works"
+
+
+def moved(beats: Beats) -> str:
+    """``r0`` goes on at a second worker, its name, which has not written a word of it."""
+    beats.asked()
+    beats.brain.first_token("r0", 0.1)
+    beats.steps(0.2)
+    assert isinstance(beats.brain.recovery.lost("r0", rest(), reason="reset", now=0.2), Plan)
+    return beats.decode
+
+
+@pytest.mark.parametrize("others", [(), ("d2",)], ids=["the first one is well again", "there is a third one"])
+def test_a_moved_answer_that_its_busy_worker_has_forgotten_goes_on_elsewhere(others: tuple[str, ...]) -> None:
+    beats = Beats("d0", "d1", *others)
+    second = moved(beats)
+    commands: list[Command] = []
+    while not commands and beats.now < 200.0:
+        beats.steps(beats.now + 0.5)
+        commands = beats.brain.recovery.unanswered("r0", 0.2, beats.now)
+    assert commands == [AbandonDecode(request_id="r0", reason="forgotten")]
+    assert 60.0 < beats.now < 61.0, "it may have queued"
+    assert isinstance(beats.brain.recovery.lost("r0", rest(), reason="forgotten", now=beats.now), Plan)
+    assert beats.decode != second
+    beats.brain.check_invariants()
+
+
+def test_a_worker_that_forgets_answers_is_not_to_blame() -> None:
+    brain = known_brain([], [("d0", "s1"), ("d1", "s1")])
+    for number in range(12):
+        begun(brain, ask(f"r{number}", (number, 50)))
+        brain.first_token(f"r{number}", 0.1)
+    for number in range(12):
+        other = Rest(ask=ask(f"r{number}", (number, 50), (9, 40)), tokens=40)
+        assert brain.recovery.lost(f"r{number}", other, reason="forgotten", now=31.0) is not None
+    assert (brain.outcomes.breakers.opened, len(brain.outcomes.breakers)) == (0, 0)
 
 
 def test_nobody_waits_for_pages_for_ever() -> None:
