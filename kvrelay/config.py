@@ -213,6 +213,13 @@ class WorkerConfig(Section, frozen=True, kw_only=True):
         "recompute"
     )
     start_wait_s: Annotated[Seconds, Meta(description="Longest start of an engine.")] = 600.0
+    vllm_args: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Flags of vLLM's own for the engine, each as --name or --name=value, alike on all workers of a "
+            "model; only those that change neither KV nor how chats are rendered."
+        ),
+    ] = ()
 
 
 class ClusterConfig(Section, frozen=True, kw_only=True):

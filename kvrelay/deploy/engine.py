@@ -17,6 +17,7 @@ from kvrelay.deploy.engine_guard import API_KEY_VARIABLE, EngineGuard
 from kvrelay.deploy.engine_main import CPUS_VARIABLE
 from kvrelay.deploy.event_relay import publish
 from kvrelay.deploy.ranks import require_ranks
+from kvrelay.deploy.vllm_args import require_allowed
 from kvrelay.errors import Misconfigured
 from kvrelay.types import Value
 
@@ -72,6 +73,7 @@ def engine_spec(config: Config, model_path: Path, *, port: int, cpus: tuple[int,
         max_model_len=worker.max_model_len,
         block_tokens=worker.block_tokens,
         on_bad_page=worker.on_bad_page,
+        extra_flags=require_allowed(worker.vllm_args),
     )
 
 

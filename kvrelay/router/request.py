@@ -72,12 +72,6 @@ def parse(kind: Kind, data: bytes) -> ClientRequest:
     body = strip_reserved(body)
     if kind is Kind.CHAT and not isinstance(body.get("messages"), list):
         raise BadRequest("messages must be a list of messages", param="messages")
-    if body.get("tools") and body.get("tool_choice") in (None, "auto"):
-        raise BadRequest(
-            "this version of kvrelay does not let the model choose tools; leave tools out, or set tool_choice to "
-            "'none', 'required' or a function",
-            param="tool_choice",
-        )
     check_constraints(body)
     limit = body.get("max_completion_tokens")
     return ClientRequest(

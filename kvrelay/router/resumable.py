@@ -39,6 +39,8 @@ def set_fields(request: ClientRequest, defaults: Defaults) -> set[str]:
     fields = {key for key, value in body.items() if not _is_harmless(key, value)}
     if body.get("skip_special_tokens") is False and body.get("spaces_between_special_tokens") is False:
         fields.add("spaces_between_special_tokens")
+    if body.get("tools") and "tool_choice" not in body:
+        fields.add("tool_choice")  # then the model chooses: its words are read by a parser from the first one on
     return fields
 
 

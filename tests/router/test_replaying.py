@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvrelay.policy.recover import Manner
+from kvrelay.router.defaults import Defaults
+from kvrelay.router.request import Kind, parse
+from kvrelay.router.resumable import manner_of
 from tests.router.scripted_fleet import CHAT, TEXT, USAGE, Fleet, Heard, running
 
 TOOLS: dict[str, Any] = {"tools": [{"type": "function", "function": {"name": "look_up", "parameters": {}}}]}
@@ -40,11 +45,29 @@ async def equals_whatever_is_cut(fleet: Fleet, **body: Any) -> Heard:
     return calm
 
 
-@pytest.mark.parametrize("choice", [NAMED, {"tool_choice": "required"}], ids=["named", "required"])
+@pytest.mark.parametrize(
+    "choice", [NAMED, {"tool_choice": "required"}, {"tool_choice": "auto"}], ids=["named", "required", "auto"]
+)
 async def test_a_tool_call_goes_on_where_it_was_cut(fleet: Fleet, choice: dict[str, Any]) -> None:
     calm = await equals_whatever_is_cut(fleet, **TOOLS, **choice)
     assert "".join(call["arguments"] for call in calm.calls) == TEXT
     assert [call["name"] for call in calm.calls if "name" in call] == ["look_up"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        (TOOLS, Manner.REPLAY),
+        (TOOLS | {"tool_choice": "auto"}, Manner.REPLAY),
+        (TOOLS | {"tool_choice": "none"}, Manner.CONTINUE),
+        ({"tools": []}, Manner.CONTINUE),
+    ],
+)
+def test_words_that_may_become_a_tool_call_are_shown_to_a_parser_from_the_first(
+    asked: dict[str, Any], expected: Manner
+) -> None:
+    request = parse(Kind.CHAT, json.dumps({"messages": CHAT, "stream": True} | asked).encode())
+    assert manner_of(request, Defaults(), has_ids=True, replays=True) is expected
 
 
 async def test_a_tool_call_that_the_next_worker_cuts_into_other_pieces_ends_in_an_error(fleet: Fleet) -> None:
