@@ -44,10 +44,15 @@ class Elsewhere:
         held = {
             page.name: index
             for index, page in zip(offered, found, strict=True)
-            if page is not None and page.is_being_written and self._offers[index] < MAX_OFFERS
+            if page is not None and self._may_come(page) and self._offers[index] < MAX_OFFERS
         }
         self._held |= held
+        self._transfer.gone -= held.keys()  # that was before they were found here
         return list(held.values())
+
+    def _may_come(self, page: Page) -> bool:
+        """Of a page that its transfer does not wait for there would be no news."""
+        return page.is_being_written and page.name in self._transfer.expected
 
     def news(self) -> News:
         """What became of pages since the last call. Of a transfer that ended, none need be held."""

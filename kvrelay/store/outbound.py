@@ -217,7 +217,7 @@ class Outbound:
             case PushWanted():
                 push.answer(message, self._clock())
             case PushNews():
-                push.heard(message)
+                push.heard(message, self._clock())
                 self._keeper.transfers.touch(message.transfer, self._clock())
             case PushClosed():
                 push.problem = push.problem or f"the peer ended it: {message.reason[:MAX_REASON_LENGTH]}"

@@ -169,7 +169,7 @@ class Push:
         if wanted:
             self._cohorts.append(Cohort(self._arena, wanted, [self._pages[index] for index in wanted], slots))
 
-    def heard(self, news: PushNews) -> None:
+    def heard(self, news: PushNews, now: float) -> None:
         """What became of pages that others were bringing to the peer. Raises ``Malformed``."""
         told = {*news.over, *news.lacking}
         if not told <= self._elsewhere or len(told) != len(news.over) + len(news.lacking):
@@ -177,7 +177,14 @@ class Push:
         self._elsewhere -= told
         self._release(news.over)
         self._fresh.extend(news.lacking)
-        if any(self._pages[index].state is SlotState.FAILED for index in news.lacking):
+        for page in [self._pages[index] for index in news.lacking]:
+            if page.state is SlotState.FAILED:
+                self._recover(page, now)
+
+    def _recover(self, page: Page, now: float) -> None:
+        """A page was given up here that the peer did not get from others: another copy may have come meanwhile."""
+        copy = self._catalog.find(page.name)
+        if copy is None or not self.replace(page, copy, now):
             self.problem = GIVEN_UP
 
     def is_elsewhere(self, page: Page) -> bool:

@@ -10,7 +10,8 @@ from kvrelay.errors import Malformed
 from kvrelay.protocol.client import NewPage
 from kvrelay.protocol.peer import PushNews, PushWanted
 from kvrelay.store.client import StoreClient
-from kvrelay.store.elsewhere import MAX_OFFERS
+from kvrelay.store.elsewhere import MAX_OFFERS, Elsewhere
+from kvrelay.store.transfers import Way
 from tests.patience import LEEWAY, PATIENCE_S, RECOVERED_S, wait_until
 from tests.store.conftest import FORMAT, StoreProcess, page_name, payload
 from tests.store.test_client import is_idle, publish, take
@@ -34,7 +35,7 @@ class Holder(Sender):
         self.push.answer(PushWanted(transfer="t", indices=wanted, elsewhere=elsewhere), 0.0)
 
     def hear(self, over: list[int], lacking: list[int]) -> None:
-        self.push.heard(PushNews(transfer="t", over=over, lacking=lacking))
+        self.push.heard(PushNews(transfer="t", over=over, lacking=lacking), 0.0)
 
     def close(self) -> None:
         self.keeper.pushes.remove(self.push)
@@ -76,8 +77,25 @@ def test_a_page_that_was_given_up_here_ends_the_push_only_when_it_did_not_come_f
     sender.send()
     sender.keeper.catalog.lose(sender.writer, 1.0)
     assert not sender.push.problem
-    sender.push.heard(PushNews(transfer="t", over=[], lacking=[1]))
+    sender.push.heard(PushNews(transfer="t", over=[], lacking=[1]), 0.0)
     assert "given up by its writer" in sender.push.problem
+    sender.keeper.pushes.remove(sender.push)
+    assert sender.keeper.catalog.pins.pinned == 0
+
+
+def test_a_page_that_was_given_up_here_is_sent_from_another_copy_that_came_meanwhile() -> None:
+    sender = Sender(1)
+    sender.announce(0)
+    assert sender.push.next_offer(0.0) is not None
+    sender.push.answer(PushWanted(transfer="t", indices=[], elsewhere=[0]), 0.0)
+    sender.keeper.catalog.lose(sender.writer, 1.0)
+    sender.writer = sender.keeper.join("another", 1.0)
+    sender.publish(sender.announce(0), LAYERS)
+    sender.push.heard(PushNews(transfer="t", over=[], lacking=[0]), 1.0)
+    assert not sender.push.problem
+    sender.offer(0)
+    sender.send()
+    assert sender.push.is_done
     sender.keeper.pushes.remove(sender.push)
     assert sender.keeper.catalog.pins.pinned == 0
 
@@ -105,6 +123,45 @@ def test_a_peer_cannot_have_a_page_offered_for_ever() -> None:
         sender.hear([], [0])
     with pytest.raises(Malformed):
         sender.ask([], [0])
+
+
+class Receiver:
+    """A store into which another one pushes pages that a writer here is bringing, too."""
+
+    def __init__(self) -> None:
+        self.sender = Sender(2)
+        self.keeper = self.sender.keeper
+        names = [page_name(number) for number in range(2)]
+        self.bring(0)
+        peer = self.keeper.join("peer", 0.0)
+        transfer = self.keeper.open_transfer("in", peer, names, 16, self.sender.shelf, Way.IN, 0.0)
+        assert transfer is not None
+        self.transfer = transfer
+        self.elsewhere = Elsewhere(transfer)
+
+    def bring(self, number: int) -> None:
+        self.sender.writer = self.keeper.join("w", 0.0)
+        self.sender.announce(number)
+
+    def held(self) -> list[int]:
+        """Pages that its peer is to hold after it offered the first one."""
+        return self.elsewhere.hold([0], [self.keeper.catalog.find(page_name(0))])
+
+
+def test_the_peer_holds_no_page_that_its_transfer_does_not_wait_for() -> None:
+    receiver = Receiver()
+    assert receiver.held() == [0]
+    receiver.keeper.transfers.give_up(receiver.transfer, [page_name(0)], 0.0)
+    assert receiver.elsewhere.news().over == [0]
+    assert receiver.held() == []
+
+
+def test_a_page_that_is_brought_anew_is_not_lacking_because_it_was_given_up_before() -> None:
+    receiver = Receiver()
+    receiver.keeper.catalog.lose(receiver.sender.writer, 1.0)
+    receiver.bring(0)
+    assert receiver.held() == [0]
+    assert receiver.elsewhere.news() == ([], [])
 
 
 def test_a_push_sends_what_a_store_that_died_was_bringing(start_store: Start, connect: Connect) -> None:
