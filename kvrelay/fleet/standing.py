@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kvrelay.fleet.door import Door
-from kvrelay.fleet.flight import Ask, Flight, LegState
+from kvrelay.fleet.flight import Flight, LegState
 from kvrelay.fleet.recovery import Recovery
 from kvrelay.fleet.workers import Fleet
 from kvrelay.types import Value
@@ -62,12 +62,6 @@ class Standings:
                 for leg in flight.legs
             ),
         )
-
-    def ask(self, request_id: str) -> Ask | None:
-        """What was asked for; None when it is over."""
-        flight = self._flights.get(request_id)
-        waiting = self._door.waiting.find(request_id) if flight is None else None
-        return flight.ask if flight is not None else waiting.ask if waiting is not None else None
 
     def _at_the_door(self, request_id: str, now: float) -> Standing:
         waiting = self._door.waiting.find(request_id)

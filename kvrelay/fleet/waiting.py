@@ -41,31 +41,31 @@ class WaitingRoom:
     def __init__(self) -> None:
         self._lines: dict[int, dict[str, _Line]] = {}
         """Tenants in the order of the round."""
-        self._priorities: dict[str, int] = {}
-        """Of each request that waits."""
+        self._waiting: dict[str, Waiting] = {}
+        """All of them, by request."""
 
     def __repr__(self) -> str:
         tenants = {tenant for lines in self._lines.values() for tenant in lines}
-        return f"<WaitingRoom {len(self._priorities)} requests of {len(tenants)} tenants>"
+        return f"<WaitingRoom {len(self._waiting)} requests of {len(tenants)} tenants>"
 
     def __len__(self) -> int:
-        return len(self._priorities)
+        return len(self._waiting)
 
     def __contains__(self, request_id: str) -> bool:
-        return request_id in self._priorities
+        return request_id in self._waiting
 
     def __iter__(self) -> Iterator[Waiting]:
         return (request for lines in self._lines.values() for line in lines.values() for request in line.requests)
 
     def find(self, request_id: str) -> Waiting | None:
         """None when it does not wait."""
-        return next((request for request in self if request.request_id == request_id), None)
+        return self._waiting.get(request_id)
 
     def add(self, request: Waiting) -> None:
         slo = request.ask.slo
         line = self._lines.setdefault(slo.priority, {}).setdefault(request.ask.tenant, _Line())
         line.requests.append(request)
-        self._priorities[request.request_id] = slo.priority
+        self._waiting[request.request_id] = request
 
     def ahead_s(self, priority: int) -> float:
         """Predicted work of those that go before a request of ``priority`` that comes now."""
@@ -84,7 +84,7 @@ class WaitingRoom:
 
     def head(self) -> Waiting | None:
         """Whose turn it is."""
-        if not self._priorities:
+        if not self._waiting:
             return None
         lines = self._lines[max(self._lines)]
         return list(lines.values())[self._turn(lines).position].requests[0]
@@ -103,7 +103,7 @@ class WaitingRoom:
 
     def take(self) -> Waiting:
         """The head leaves, and its tenant pays. Raises IndexError when nobody waits."""
-        if not self._priorities:
+        if not self._waiting:
             raise IndexError("nobody waits")
         lines = self._lines[max(self._lines)]
         turn = self._turn(lines)
@@ -117,16 +117,11 @@ class WaitingRoom:
 
     def drop(self, request_id: str) -> Waiting | None:
         """A request leaves without its turn; None when it does not wait."""
-        priority = self._priorities.pop(request_id, None)
-        if priority is None:
+        request = self._waiting.pop(request_id, None)
+        if request is None:
             return None
+        tenant, priority = request.ask.tenant, request.ask.slo.priority
         lines = self._lines[priority]
-        tenant, request = next(
-            (tenant, request)
-            for tenant, line in lines.items()
-            for request in line.requests
-            if request.request_id == request_id
-        )
         lines[tenant].requests.remove(request)
         if not lines[tenant].requests:
             del lines[tenant]  # and its credit: who leaves the round begins anew

@@ -4,6 +4,7 @@ never decide anything."""
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 from collections.abc import Callable, Iterable
 
@@ -37,6 +38,7 @@ COPY_EVERY_S = 1.0
 """How often running answers are looked at for pages to copy: naming them takes some microseconds each."""
 
 MAX_RUNNING_TOLD = 1024
+"""Requests of one listing: everything else stands still while it is told what each of them waits for."""
 MAX_ROOTS = 4096
 """Roots of page names that are remembered: one for each tenant and kind of worker."""
 
@@ -125,7 +127,14 @@ class Desk:
             tokenised_s=self._clock(),
             slo=slo,
         )
-        job = Job(request_id=request_id, model=worker.model, salt=tenant.salt, prompts=prompts.ids)
+        job = Job(
+            request_id=request_id,
+            tenant=tenant.name,
+            received_s=received_s,
+            model=worker.model,
+            salt=tenant.salt,
+            prompts=prompts.ids,
+        )
         return self._begun(request, ask, job, self._remains(request, ask, prompts, naming, worker))
 
     def _begun(self, request: ClientRequest, ask: Ask, job: Job, remains: Remains | None) -> Exchange:
@@ -197,13 +206,12 @@ class Desk:
 
     def running(self, tenant: str) -> list[dict[str, object]]:
         """Requests of ``tenant`` in flight, the oldest first, each with what it waits for; not too many."""
-        now, told = self._clock(), list[dict[str, object]]()
-        for request_id in self._open:
-            ask = self._brain.standings.ask(request_id)
-            if ask is not None and ask.tenant == tenant and len(told) < MAX_RUNNING_TOLD:
-                age_s = now - ask.received_s
-                told.append({"request_id": request_id, "age_s": age_s, "now": self.standing(request_id)})
-        return told
+        now = self._clock()
+        theirs = ((request_id, each) for request_id, each in self._open.items() if each.tenant == tenant)
+        return [
+            {"request_id": request_id, "age_s": now - each.received_s, "now": self.standing(request_id)}
+            for request_id, each in itertools.islice(theirs, MAX_RUNNING_TOLD)
+        ]
 
     @property
     def journal_tokens(self) -> int:

@@ -102,6 +102,14 @@ class Exchange:
         return {"driven_by": [repr(part) for part in parts if part is not None]}
 
     @property
+    def tenant(self) -> str:
+        return self._job.tenant
+
+    @property
+    def received_s(self) -> float:
+        return self._job.received_s
+
+    @property
     def output_tokens(self) -> int:
         """Exact where the answer carries its usage or is journaled, else the number of its events with a token."""
         return self._written or (self._relay.output_tokens if self._relay is not None else 0)

@@ -10,8 +10,10 @@ class Job:
     """One request, once its worker's kind is known and its prompts are read."""
 
     request_id: str
+    tenant: str
+    received_s: float
     model: str
     salt: str
-    """Its tenant's, of page names."""
+    """The tenant's, of page names."""
     prompts: list[list[int]]
     """Token ids; none of a request that stays whole."""

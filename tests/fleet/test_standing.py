@@ -81,12 +81,8 @@ def test_one_that_was_not_let_in_waits_at_the_door_with_a_deadline() -> None:
     told = standing(brain, 0.5, name)
     assert (told.waits_for, told.waits_s) == ("admission", 0.5)
     assert told.given_up_s is not None
-    waiting = brain.standings.ask(name)
-    assert waiting is not None
-    assert waiting.facts.request_id == name
 
 
 def test_nothing_is_known_of_one_that_is_over() -> None:
     brain = known_brain([], [("d0", "s1")])
-    assert brain.standings.ask("r0") is None
     assert standing(brain, 1.0).waits_for == "client"

@@ -10,11 +10,12 @@ import pytest
 from kvrelay.errors import Overloaded
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.flight import Plan, PrefillOrder, Refuse, Start
+from kvrelay.fleet.waiting import WaitingRoom
 from kvrelay.policy.admit import Limits, Slo
 from kvrelay.policy.route import Path
 from kvrelay.router.desk import Desk
 from kvrelay.router.exchange import Exchange
-from kvrelay.router.keys import OPEN
+from kvrelay.router.keys import OPEN, Tenant
 from kvrelay.router.prompts import Prompts
 from kvrelay.router.readings import BrainReadings
 from kvrelay.router.request import Kind, parse
@@ -47,11 +48,26 @@ def desk(tokens: Tokens) -> Desk:
     return Desk(brain, upstream, Telemetry(readings), lambda: 0.0, Switchboard(), tokens)
 
 
-def opened(desk: Desk, name: str) -> Exchange:
+def opened(desk: Desk, name: str, tenant: Tenant = OPEN) -> Exchange:
     request = parse(Kind.COMPLETION, b'{"model": "tiny", "prompt": [1, 2, 3], "max_tokens": 9}')
     prompts = Prompts(ids=[[1, 2, 3]], lengths=(3,))
     (ready,) = desk.workers_of("tiny")
-    return desk.open(request, prompts, ready, request_id=name, tenant=OPEN, slo=Slo(), received_s=0.0)
+    return desk.open(request, prompts, ready, request_id=name, tenant=tenant, slo=Slo(), received_s=0.0)
+
+
+async def test_a_tenant_is_told_of_its_requests_alone_and_nobody_is_looked_for_among_all_that_wait(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "abc":
+        opened(desk, name)
+    for name in "de":
+        opened(desk, name, Tenant(name="other", salt="s"))
+    monkeypatch.setattr(WaitingRoom, "__iter__", None)
+    monkeypatch.setattr("kvrelay.router.desk.MAX_RUNNING_TOLD", 2)
+    assert [each["request_id"] for each in desk.running(OPEN.name)] == ["a", "b"]
+    assert [each["request_id"] for each in desk.running("other")] == ["d", "e"]
+    for name in "abcde":
+        desk.close(name, 499)
 
 
 class Broken:
