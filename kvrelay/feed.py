@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from kvrelay import channel
 from kvrelay.channel import Channel
-from kvrelay.errors import KvrelayError, Lost, Malformed
+from kvrelay.errors import KvrelayError, Lost, Malformed, Refused, answered
 from kvrelay.protocol.feed import Heartbeat, Leaving, PageEvents, PageSnapshot, PagesWanted
+from kvrelay.protocol.handshake import Rejected
 from kvrelay.protocol.message import Message
 from kvrelay.race import until_one_ends
+
+_log = logging.getLogger(__name__)
 
 MAX_QUEUED = 4096
 FIRST_RETRY_S = 0.05
@@ -118,6 +122,8 @@ class RouterLine:
         """When their changes are told next."""
         if pages is not None:
             pages.watch(self._posted.set)
+        self._refusal = ""
+        """Why the router would not have us, the last time."""
         self.dropped = 0
         self.is_up = False
         self.says_goodbye = True
@@ -146,10 +152,18 @@ class RouterLine:
                 link = await channel.connect(self._router, self._key, sender=self._sender, purpose="feed")
                 retry_s = FIRST_RETRY_S
                 await self._serve(link)
+            except Refused as error:
+                self._tell_refusal(str(error))
             except KvrelayError:
-                self.is_up = False
+                pass
             await asyncio.sleep(retry_s)
             retry_s = min(LAST_RETRY_S, 2 * retry_s)
+
+    def _tell_refusal(self, why: str) -> None:
+        """Once: it goes on dialling, since what is in its way may be a former life of its own."""
+        if why != self._refusal:
+            _log.error("%s is refused by the router at %s, and gets no work there: %s", self._sender, self._router, why)
+        self._refusal = why
 
     async def _serve(self, link: Channel) -> None:
         try:
@@ -224,6 +238,8 @@ class RouterLine:
             if isinstance(message, PagesWanted) and self._log is not None:
                 self._pages = self._log.follow(message.after)
                 self._posted.set()
+            elif isinstance(message, Rejected):
+                raise answered(message.code, message.reason)
             else:
                 self._heard(message)
 

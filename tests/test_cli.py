@@ -164,6 +164,17 @@ def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
     assert f"the key file {key} is open to other users; run: chmod 600 {key}" in result.stderr
 
 
+@pytest.mark.parametrize("name", ["n" * 100_000, "a\nb", os.fsdecode(b"\xff\xfe")])
+def test_a_name_that_others_cannot_show_is_refused_at_the_start(tmp_path: Path, name: str) -> None:
+    (tmp_path / "key").write_bytes(b"k" * 32)
+    (tmp_path / "key").chmod(0o600)
+    given = ["store", "--socket", str(tmp_path / "s.sock"), "--key-file", str(tmp_path / "key"), "--name", name]
+    result = kvrelay(*given)
+    assert result.exit_code == 1
+    assert "is no name for a member" in result.output
+    assert len(result.output) < 1000
+
+
 def test_a_store_makes_its_folder_and_is_named_after_its_socket(tmp_path: Path) -> None:
     socket_path = tmp_path / "new" / "near.sock"
     command = [

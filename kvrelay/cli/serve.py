@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from kvrelay.cli.settings import ConfigFile, KeyFile, Model, check_addresses, load
+from kvrelay.cli.settings import ConfigFile, KeyFile, Model, check_addresses, check_name, load
 from kvrelay.cli.terminal import reported, run
 from kvrelay.deploy.key import read_key
 from kvrelay.deploy.model import model_path
@@ -46,6 +46,7 @@ def store(
     """
     with reported():
         settings, key, routers = load(config), read_key(key_file), check_addresses("--router", router)
+        name = check_name("--name", name or socket.stem)
         require_free(settings.store.peer_host, settings.store.peer_port, "store.peer_port in the configuration file")
         _make_folder(socket.parent)
     from kvrelay.store.daemon import run_store
@@ -53,7 +54,7 @@ def store(
     def ready(info: StoreInfo) -> None:
         announce_ready(f"store {info.name} at {socket}, {info.capacity_bytes} bytes, peers at {info.address}")
 
-    run(run_store(settings, name=name or socket.stem, socket_path=socket, key=key, routers=routers, ready=ready))
+    run(run_store(settings, name=name, socket_path=socket, key=key, routers=routers, ready=ready))
 
 
 def _make_folder(folder: Path) -> None:
@@ -136,11 +137,11 @@ def worker(
         require_free(settings.worker.host, port, "--port")
         port = port or claims.free(settings.worker.host)
         plan = WorkerPlan(
-            name=name or f"{kind}-{port}",
+            name=check_name("--name", name or f"{kind}-{port}"),
             role=kind,
             model_path=model_path(settings.model.path),
             routers=routers,
-            store=store_name or store_socket.stem,
+            store=check_name("--store-name", store_name or store_socket.stem),
             store_socket=store_socket.absolute(),
             key_file=key_file.absolute(),
             port=port,

@@ -19,6 +19,8 @@ Model = Annotated[
     str, typer.Option("--model", help="Hugging Face folder, or the name of a fetched model.", show_default=False)
 ]
 KeyFile = Annotated[Path, typer.Option("--key-file", help="File with the cluster's shared key.", show_default=False)]
+_NAME_BYTES = 128
+"""Longest name of a store or a worker: it is part of every greeting, and a label of many metrics."""
 _FLAGS = {"model.path": "--model"}
 """Flags that are not called like their key."""
 
@@ -50,6 +52,16 @@ def _parsed(path: Path) -> Config:
         return parse(text)
     except Misconfigured as error:
         raise Misconfigured(f"{path}: {error}") from error
+
+
+def check_name(flag: str, name: str) -> str:
+    """``name`` as given with ``flag``, or taken from a file's. Raises ``Misconfigured`` unless others can show it."""
+    if not name.isprintable() or not name or len(name.encode()) > _NAME_BYTES:
+        shown = ascii(name if len(name) <= _NAME_BYTES else f"{name[:_NAME_BYTES]}...")
+        raise Misconfigured(
+            f"{flag} {shown} is no name for a member; choose one of up to {_NAME_BYTES} bytes of printable UTF-8"
+        )
+    return name
 
 
 def check_addresses(flag: str, addresses: list[str] | None) -> tuple[str, ...]:

@@ -6,9 +6,11 @@ However the block ends, no process and no file stays behind, except the logs whe
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
-from collections.abc import Callable, Iterable
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 
@@ -26,7 +28,7 @@ from kvrelay.deploy.readiness import lacking
 from kvrelay.deploy.scratch import Scratch
 from kvrelay.deploy.tiny import TinyShape, make_tiny
 from kvrelay.deploy.watch import RouterWatch
-from kvrelay.errors import Lost
+from kvrelay.errors import Lost, Misconfigured
 from kvrelay.protocol.engine import engine_key
 from kvrelay.race import until_one_ends
 from kvrelay.types import Role, Value
@@ -162,12 +164,14 @@ class LocalCluster:
 
     async def __aenter__(self) -> LocalCluster:
         wanted_model = self._find_model()
-        self.run = RunDir(self._run_dir or self._own_dir())
+        with _writing(self._run_dir or Path(tempfile.gettempdir())):
+            self.run = RunDir(self._run_dir or self._own_dir())
         self._crew = Crew(self.run, self._on_progress)
         try:
             self.config = settle_ports(self._wanted, self._ports)
-            self._prepare()
-            self.model = wanted_model or make_tiny(self.run.scratch / MADE_UP, TinyShape(max_positions=1 << 17))
+            with _writing(self.run.path):
+                self._prepare()
+                self.model = wanted_model or make_tiny(self.run.scratch / MADE_UP, TinyShape(max_positions=1 << 17))
             wanted = members(self.config, self.run, self.model, self._ports)
             self._on_run_dir(self.run.path)
             for member in wanted:
@@ -246,6 +250,18 @@ class LocalCluster:
             self._scratch.keep()
         elif self._scratch is not None:
             self._scratch.remove()
+
+
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Raises ``Misconfigured`` when files cannot be made below ``folder``."""
+    try:
+        yield
+    except OSError as error:
+        raise Misconfigured(
+            f"cannot write to {error.filename or folder}: {error.strerror}; mend that, or set {RUN_DIR_VARIABLE} to a "
+            f"folder with room that is yours"
+        ) from error
 
 
 def _registered(members: Iterable[Member]) -> set[str]:

@@ -23,6 +23,7 @@ from kvrelay.protocol.feed import (
     SetDrain,
     TransferEvent,
 )
+from kvrelay.protocol.handshake import Rejected
 from kvrelay.protocol.message import Message
 from kvrelay.race import until_one_ends
 from kvrelay.router.switchboard import Switchboard
@@ -70,8 +71,8 @@ class FeedServer:
             finally:
                 self._switchboard.close(_number(member), line)
                 self._brain.members.link(member, -1)
-        except Refused:
-            pass  # it may dial again; the brain counts it
+        except Refused as error:  # it may dial again; the brain counts it
+            await channel.send(Rejected(code=type(error).__name__, reason=str(error)), stall_s=ASK_STALL_S)
         finally:
             self._links -= 1
 

@@ -17,7 +17,7 @@ import pytest
 from kvrelay.config import RouterConfig
 from kvrelay.feed import Feed
 from kvrelay.policy.breaker import State
-from kvrelay.protocol.feed import Heartbeat, RegisterWorker
+from kvrelay.protocol.feed import Heartbeat, RegisterStore, RegisterWorker
 from kvrelay.router import prefills
 from kvrelay.types import Role, Stage
 from tests.fleet.values import store, worker
@@ -256,6 +256,21 @@ async def test_a_ghost_does_not_take_a_live_workers_place(cluster: Cluster) -> N
     assert len(decode.bodies()) == 1
     assert await cluster.metric("kvrelay_registrations_refused_total") == 1
     assert await cluster.metric("kvrelay_links_crashed_total") == 0
+
+
+async def test_a_store_with_the_name_of_one_that_lives_is_told_so_once(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    await cluster.dial(store("s1"))
+    second = RegisterStore(store=store("s1", incarnation="another"))
+    beat = Heartbeat(name="s1", incarnation="another", healthy=True)
+    feed = Feed([cluster.control], KEY, sender="s1", registration=second, heartbeat=lambda: beat, heartbeat_s=1.0)
+    running = asyncio.create_task(feed.run())
+    await until(lambda: cluster.router.brain.fleet.stores.refused >= 3)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    (said,) = [record.message for record in caplog.records if "refused by the router" in record.message]
+    assert "s1 is registered and lives; stop it, or start this one under another name" in said
 
 
 async def test_a_worker_that_was_killed_and_started_again_gets_its_name_back_at_once(model_folder: Path) -> None:
