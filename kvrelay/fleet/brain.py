@@ -96,7 +96,7 @@ class Brain:
         self.copies = Copies(*known, replicate_share)
         self.waits = PrefixWaits(self.prefixes, self._launcher, self._flights, self._dispatch_if_ready)
         parts = self.fleet, self.loads, self._chooser, self._launcher, self.outcomes, self.experience, self.waits
-        self.suspects = Suspects(self.loads)
+        self.suspects = Suspects(self.loads, self.fleet)
         self.recovery = Recovery(self._flights, *parts, self.suspects, patience(dead_after_s, transfer_wait_s))
         self.standings = Standings(self._flights, self.fleet, self.door, self.recovery)
         self.unknown_transfers = 0
@@ -236,7 +236,7 @@ class Brain:
         flight = self._flights[request_id]
         leg = flight.legs[index]
         if died:
-            self.suspects.prefill_died(leg, now)
+            self.suspects.prefill_lost(leg, "reset", now)
         self.outcomes.prefill_failed(leg, now, blamed=blamed)
         self._launcher.release(leg, now)
         leg.state = LegState.FAILED
@@ -291,6 +291,7 @@ class Brain:
         """Where the D leg goes now. Raises ``Lost`` when that worker is gone."""
         flight = self._flights[request_id]
         flight.timeline.mark("decode_sent", now)
+        flight.asked_s = now
         self.loads.asked(flight.decode)
         return self._decode_orders.of(flight, now)
 

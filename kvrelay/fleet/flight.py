@@ -178,6 +178,8 @@ class PromptLeg:
     tried: set[str] = field(default_factory=set)
     blame: Blame = field(default_factory=Blame)
     """For the deaths of its Ps."""
+    sent_s: float = 0.0
+    """When it was sent to the current one."""
     worker: str = ""
     """The P of the current attempt."""
     transfer_over: bool = False
@@ -203,8 +205,9 @@ class PromptLeg:
         """Its pages are computed and not all with D's node."""
         return self.state is LegState.FINISHED and not self.transfer_over
 
-    def send(self, reservation: PrefillReservation) -> None:
+    def send(self, reservation: PrefillReservation, now: float) -> None:
         """A new attempt begins."""
+        self.sent_s = now
         self.transfer, self.reservation, self.begun_s = reservation.key, reservation, None
         self.route, self.worker = (reservation.source, reservation.target), reservation.worker
         self.tried.add(reservation.worker)
@@ -239,6 +242,8 @@ class Flight:
     """Its D has written something."""
     blame: Blame = field(default_factory=Blame)
     """For the deaths of its Ds since one wrote."""
+    asked_s: float = 0.0
+    """When the current one was asked."""
     resumes: int = 0
     """How often the answer lost its D after it had begun."""
     cached_before: int | None = None

@@ -216,7 +216,7 @@ class Launcher:
         alone = not self._loads.prompts(pick.prefill.name)
         self._outcomes.prefill_chosen(pick.prefill.name, transfer)
         self._loads.reserve_prefill(reservation, now)
-        leg.send(reservation)
+        leg.send(reservation, now)
         leg.page_dtype = pick.prefill.engine.fingerprint.format.dtype
         self._ledger.own(flight.request_id, leg.transfer, leg.prompt_tokens, attempt)
         flight.timeline.prefill_worker = pick.prefill.name

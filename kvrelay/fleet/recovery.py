@@ -160,7 +160,7 @@ class Recovery:
                 member = self._fleet.workers.get(held.worker)
                 if member is not None and member.progress is not None:
                     self._stall(held.worker, now)
-                    self._suspects.prefill_died(leg, now)
+                    self._suspects.prefill_lost(leg, "silent", now)
                     yield AbandonPrefill(request_id=flight.request_id, index=leg.index)
 
     def _is_stalled(self, worker: str, since_s: float, now: float, moves: int = 0, own_s: float = 0.0) -> bool:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from kvrelay.errors import Harmful
 from kvrelay.fleet.flight import Flight, PromptLeg
 from kvrelay.fleet.loads import Loads
+from kvrelay.fleet.workers import Fleet
 from kvrelay.policy.suspect import DEADLY, Blame
 
 TOGETHER_S = 5.0
@@ -26,8 +27,9 @@ class Crowd(NamedTuple):
 class Suspects:
     """Of one router."""
 
-    def __init__(self, loads: Loads) -> None:
+    def __init__(self, loads: Loads, fleet: Fleet) -> None:
         self._loads = loads
+        self._fleet = fleet
         self._crowds: dict[str, Crowd] = {}
         self.ended = 0
         """Requests that no other worker was to have."""
@@ -39,18 +41,26 @@ class Suspects:
         """The request has lost its D, and holds its place there still. Raises ``Harmful`` when that is enough."""
         if flight.writes:
             flight.blame = Blame()
-        elif reason in DEADLY:
+        elif self._is_death(flight.decode.worker, reason, flight.asked_s):
             held = flight.decode
             flight.blame = flight.blame.another(held.sequences / self._crowd(held.worker, now))
             if flight.blame.is_enough:
                 self.ended += 1
                 raise Harmful(why(flight.blame))
 
-    def prefill_died(self, leg: PromptLeg, now: float) -> None:
+    def prefill_lost(self, leg: PromptLeg, reason: str, now: float) -> None:
         """Its P died or stands still, and the prompt holds its place there still."""
-        if leg.reservation is not None:
-            leg.blame = leg.blame.another(1.0 / self._crowd(leg.reservation.worker, now))
+        held = leg.reservation
+        if held is not None and self._is_death(held.worker, reason, leg.sent_s):
+            leg.blame = leg.blame.another(1.0 / self._crowd(held.worker, now))
             self.ended += leg.blame.is_enough
+
+    def _is_death(self, worker: str, reason: str, asked_s: float) -> bool:
+        """Whether the request may be why. Who was not heard since it was asked may have stood still before: what hangs
+        an engine alone does not keep its worker from saying that it lives."""
+        member = self._fleet.workers.get(worker)
+        unheard = member is None or member.heard_s <= asked_s
+        return reason in DEADLY and not (reason == "silent" and unheard)
 
     def _crowd(self, worker: str, now: float) -> int:
         """All that it had: whoever tells of it later finds fewer there."""

@@ -20,11 +20,16 @@ def asked(brain: Brain, name: str, now: float = 0.0) -> str:
     return brain.decode_order(name, now).worker
 
 
+def beat(brain: Brain, worker: str, now: float) -> None:
+    """It says that it lives."""
+    brain.fleet.workers.hear(worker, "i1", healthy=True, counts={}, now=now)
+
+
 def killed(brain: Brain, name: str, now: float, reason: str = "reset") -> bool:
     """Its D dies and it goes to another one; False: it does not."""
-    asked(brain, name, now)
+    beat(brain, asked(brain, name, now), now + 0.1)
     try:
-        return brain.decode_refused(name, now, reason=reason)
+        return brain.decode_refused(name, now + 2.0, reason=reason)
     except Harmful:
         return False
 
@@ -44,6 +49,15 @@ def test_a_request_that_is_alone_takes_two_workers_and_no_more(reason: str) -> N
     assert deaths(brain, "r0", reason) == 2
     assert brain.suspects.ended == 1
     brain.check_invariants()
+
+
+def test_workers_that_were_silent_before_they_were_asked_are_held_against_nobody() -> None:
+    brain = known_brain([], DECODES)
+    begun(brain, ask("r0", (7, 200)))
+    for number in range(1, len(DECODES)):
+        asked(brain, "r0", 10.0 * number)
+        assert brain.decode_refused("r0", 10.0 * number + 2.0, reason="silent")
+    assert brain.suspects.ended == 0
 
 
 @pytest.mark.parametrize("reason", ["unasked", "gone", ""])
