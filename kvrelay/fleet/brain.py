@@ -39,6 +39,7 @@ from kvrelay.fleet.pick import Pick
 from kvrelay.fleet.prefix_waits import PrefixWaits
 from kvrelay.fleet.prefixes import Prefixes
 from kvrelay.fleet.recovery import Recovery
+from kvrelay.fleet.silences import Silences
 from kvrelay.fleet.standing import Standings
 from kvrelay.fleet.suspects import Suspects, why
 from kvrelay.fleet.workers import Fleet
@@ -95,10 +96,12 @@ class Brain:
         known = self.fleet, self.index, self._holdings, self.loads, self.experience, self._flights
         self.copies = Copies(*known, replicate_share)
         self.waits = PrefixWaits(self.prefixes, self._launcher, self._flights, self._dispatch_if_ready)
-        parts = self.fleet, self.loads, self._chooser, self._launcher, self.outcomes, self.experience, self.waits
         self.suspects = Suspects(self.loads, self.fleet)
-        self.recovery = Recovery(self._flights, *parts, self.suspects, patience(dead_after_s, transfer_wait_s))
-        self.standings = Standings(self._flights, self.fleet, self.door, self.recovery)
+        common = self._flights, self.fleet, self.loads, self._chooser, self.suspects
+        longest = patience(dead_after_s, transfer_wait_s)
+        self.silences = Silences(*common, self.experience, longest)
+        self.recovery = Recovery(*common, self._launcher, self.outcomes, self.waits, self.silences, longest)
+        self.standings = Standings(self._flights, self.fleet, self.door, self.silences, self.recovery)
         self.unknown_transfers = 0
         """Milestones of transfers that this router does not know (any more)."""
 
@@ -151,7 +154,7 @@ class Brain:
         for flight in self._flights.values():
             if now - flight.heard_s > self._transfer_wait_s:
                 commands += self._dispatch(flight, now)
-        commands += [*self.recovery.silent_prefills(now), *self.waits.tick(now)]
+        commands += [*self.silences.silent_prefills(now), *self.waits.tick(now)]
         return commands + self.admit_waiting(now)
 
     def _abandon(self, worker: str, *, decode_too: bool) -> list[Command]:

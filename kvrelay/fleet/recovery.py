@@ -1,21 +1,16 @@
-"""Answers that lost their decode worker: when that is so, where they go on, and whose turn it is. It must never keep
+"""Answers that lost their decode worker: where they go on, and whose turn it is. It must never keep
 one waiting that nobody will write on."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator, Mapping
 
 from kvrelay.errors import Harmful
 from kvrelay.fleet.chooser import Chooser
-from kvrelay.fleet.experience import Experience
 from kvrelay.fleet.flight import (
-    AbandonDecode,
-    AbandonPrefill,
     Ask,
     Command,
     Flight,
-    LegState,
     Plan,
     Refuse,
     Rest,
@@ -29,15 +24,13 @@ from kvrelay.fleet.outcomes import Outcomes
 from kvrelay.fleet.pick import Pick
 from kvrelay.fleet.prefix_waits import PrefixWaits
 from kvrelay.fleet.resumption import Resumption
-from kvrelay.fleet.steps import Steps
+from kvrelay.fleet.silences import FORGOTTEN, Silences
 from kvrelay.fleet.suspects import Suspects
 from kvrelay.fleet.workers import Fleet
 from kvrelay.policy.admit import RETRY_AFTER_S
 from kvrelay.policy.cost import Item
 from kvrelay.policy.recover import MAX_RESUMES, Manner, Pace, Patience, may_replay
 
-FORGOTTEN = "forgotten"
-"""Why an answer leaves a worker that writes others and not this one."""
 CHEAP_S = 0.05
 """What is loaded rather than computed need not wait for its turn: it is no more than a step or two of its worker."""
 
@@ -51,145 +44,31 @@ class Recovery:
         fleet: Fleet,
         loads: Loads,
         chooser: Chooser,
+        suspects: Suspects,
         launcher: Launcher,
         outcomes: Outcomes,
-        experience: Experience,
         waits: PrefixWaits,
-        suspects: Suspects,
+        silences: Silences,
         patience: Patience,
     ) -> None:
         self._flights = flights
         self._fleet = fleet
         self._loads = loads
         self._chooser = chooser
+        self._suspects = suspects
         self._launcher = launcher
         self._outcomes = outcomes
-        self._experience = experience
         self._waits = waits
-        self._suspects = suspects
+        self._silences = silences
         self._patience = patience
         self._pace = Pace()
-        self._steps = Steps()
         self._waiting: dict[str, LostAnswer] = {}
-        self._unheard_at_s, self._unheard_then = -math.inf, set[str]()
-        self.stalls = 0
-        """Workers found to make no progress with what they had to do."""
 
     def __repr__(self) -> str:
-        return f"<Recovery {len(self._waiting)} waiting, {self.stalls} stalls>"
+        return f"<Recovery {len(self._waiting)} waiting>"
 
     def __len__(self) -> int:
         return len(self._waiting)
-
-    # ------------------------------------------------------------ is it lost?
-
-    def unanswered(self, request_id: str, since_s: float, now: float, gap_s: float = 0.0) -> list[Command]:
-        """The request waits for a word of its D since ``since_s``: whether somebody else should write.
-
-        ``gap_s`` usually lay between two words of it before, if they were of this D; else 0.
-        """
-        flight = self._flights.get(request_id)
-        if flight is None:
-            return []
-        worker, own_s = flight.decode.worker, gap_s if flight.writes else 0.0
-        self._note_step(worker, own_s, now)
-        forgotten = self._is_forgotten(flight, since_s, now, own_s)
-        if not forgotten and not self._is_stalled(worker, since_s, now, self._moves(flight), own_s):
-            return []
-        if not flight.writes and self._waits_for_pages(flight, now):
-            return []
-        # A worker may well wake up: as long as nobody else could write, it is waited for, and gets work. Of others that
-        # are not heard either no more can be said: all of them may be well, and this router or its network is not.
-        # After so long a wait whoever failed it earlier may be well again.
-        failed = {worker} if forgotten else self._failed_by(flight)
-        unfit = failed | self._unheard(now)
-        if self._writers(now) <= unfit or self._chooser.decode(flight.ask, unfit, now) is None:
-            return []
-        if not forgotten:
-            self._stall(worker, now)
-        return [AbandonDecode(request_id=request_id, reason=FORGOTTEN if forgotten else "silent")]
-
-    def _note_step(self, worker: str, gap_s: float, now: float) -> None:
-        member = self._fleet.workers.get(worker)
-        if member is not None:
-            self._steps.saw(worker, member.info.incarnation, gap_s, now)
-
-    def _is_forgotten(self, flight: Flight, since_s: float, now: float, own_s: float) -> bool:
-        is_begun = flight.writes or flight.resumes > 0
-        if not is_begun or now - since_s <= self._patience.alone_s:  # nearly always
-            return False
-        worker = flight.decode.worker
-        makes_progress = self._fleet.workers.silent_s(worker, now) <= self._patience.worker_s
-        step_s, moves = own_s or self._step_s(worker, now), self._moves(flight)
-        return makes_progress and self._patience.is_forgotten(now - since_s, step_s, moves)
-
-    def _moves(self, flight: Flight) -> int:
-        """How many workers had this answer since its last word, and did not write it."""
-        return 0 if flight.writes else len(flight.tried_decode) - 1
-
-    def _writers(self, now: float) -> set[str]:
-        """Usable ones of any model. Where nobody is left to go to, to choose for each answer takes too long."""
-        return {worker.name for worker in self._fleet.workers.usable(now) if worker.role.decodes}
-
-    def _unheard(self, now: float) -> set[str]:
-        """Workers that missed a heartbeat or two: alive, as far as anybody knows."""
-        if self._unheard_at_s != now:
-            silent = (member for member in self._fleet.workers if now - member.heard_s > self._patience.worker_s)
-            self._unheard_at_s, self._unheard_then = now, {member.info.name for member in silent}
-        return self._unheard_then
-
-    def _waits_for_pages(self, flight: Flight, now: float) -> bool:
-        """D says that it lives, and has nothing to step with: pages of its prompt are still on their way."""
-        member = self._fleet.workers.get(flight.decode.worker)
-        if member is None or member.left or now - member.heard_s > self._patience.worker_s:
-            return False
-        open_legs = any(leg.reservation is not None or leg.awaits_pages for leg in flight.legs)
-        return open_legs and now - flight.heard_s <= self._patience.pages_s
-
-    def _failed_by(self, flight: Flight) -> set[str]:
-        """Who has failed this answer since it was last written on, the present D included."""
-        return {flight.decode.worker} if flight.writes else flight.tried_decode
-
-    def silent_prefills(self, now: float) -> Iterator[Command]:
-        """P legs whose worker makes no progress: another computes their prompts. Who tells of none has its lease."""
-        for flight in self._flights.values():
-            for leg in flight.legs:
-                held = leg.reservation
-                if held is None or leg.state is LegState.HELD or not self._is_stalled(held.worker, flight.heard_s, now):
-                    continue
-                member = self._fleet.workers.get(held.worker)
-                if member is not None and member.progress is not None:
-                    self._stall(held.worker, now)
-                    self._suspects.prefill_lost(leg, "silent", now)
-                    yield AbandonPrefill(request_id=flight.request_id, index=leg.index)
-
-    def _is_stalled(self, worker: str, since_s: float, now: float, moves: int = 0, own_s: float = 0.0) -> bool:
-        """``own_s``: the pace of the stream itself, if it has one. What others or the past tell is less certain."""
-        if now - since_s <= self._patience.stream_s:  # nearly always
-            return False
-        silent_s = self._fleet.workers.silent_s(worker, now)
-        return self._patience.is_over(now - since_s, silent_s, own_s or self._step_s(worker, now), moves)
-
-    def silence_s(self, worker: str, now: float, gap_s: float = 0.0) -> float:
-        """For how long a request hears nothing of ``worker``, which shows no life, until another one writes.
-
-        ``gap_s`` usually lay between two words of it; 0: there were no two.
-        """
-        return self._patience.silence_s(gap_s or self._step_s(worker, now))
-
-    def _step_s(self, worker: str, now: float) -> float:
-        member = self._fleet.workers.get(worker)
-        if member is None:
-            return 0.0
-        sequences, kv_tokens = self._loads.sequences[worker], self._loads.kv_tokens[worker]
-        predicted_s = self._experience.step(worker).seconds(1.0, sequences, kv_tokens)
-        return max(predicted_s, self._steps.seconds(worker, member.info.incarnation, now))
-
-    def _stall(self, worker: str, now: float) -> None:
-        member = self._fleet.workers.get(worker)
-        if member is not None and member.stalled_s is None:
-            self.stalls += 1
-            self._fleet.workers.stall(worker, now)
 
     # ------------------------------------------------------------ where does it go on?
 
@@ -249,9 +128,10 @@ class Recovery:
             shunned |= {
                 worker.name
                 for worker in self._chooser.ground(ask.facts.model, now).writers
-                if not worker.engine.replays or not may_replay(rest.replay_tokens, self._step_s(worker.name, now))
+                if not worker.engine.replays
+                or not may_replay(rest.replay_tokens, self._silences.step_s(worker.name, now))
             }
-        heard = self._chooser.resume(ask, shunned | self._unheard(now), now)
+        heard = self._chooser.resume(ask, shunned | self._silences.unheard(now), now)
         return heard if heard is not None else self._chooser.resume(ask, shunned, now)
 
     def hand_over(self, request_id: str, rest: Rest, *, reason: str, now: float) -> Plan | None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from kvrelay.fleet.door import Door
 from kvrelay.fleet.flight import Flight, LegState
 from kvrelay.fleet.recovery import Recovery
+from kvrelay.fleet.silences import Silences
 from kvrelay.fleet.workers import Fleet
 from kvrelay.types import Value
 
@@ -33,10 +34,13 @@ class Standing(Value, frozen=True, kw_only=True):
 class Standings:
     """Of all requests of one router."""
 
-    def __init__(self, flights: Mapping[str, Flight], fleet: Fleet, door: Door, recovery: Recovery) -> None:
+    def __init__(
+        self, flights: Mapping[str, Flight], fleet: Fleet, door: Door, silences: Silences, recovery: Recovery
+    ) -> None:
         self._flights = flights
         self._fleet = fleet
         self._door = door
+        self._silences = silences
         self._recovery = recovery
 
     def __repr__(self) -> str:
@@ -80,7 +84,7 @@ class Standings:
         if lost is not None:
             return "pace", lost.since_s, None
         if silent_since_s is not None:
-            return "decode", silent_since_s, self._recovery.silence_s(flight.decode.worker, now, gap_s)
+            return "decode", silent_since_s, self._silences.silence_s(flight.decode.worker, now, gap_s)
         if flight.dispatched:
             return "client", None, None
         held = any(leg.state is LegState.HELD for leg in flight.legs) or not flight.legs

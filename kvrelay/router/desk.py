@@ -183,7 +183,7 @@ class Desk:
         self.obey(self._brain.tick(now))
         for request_id, exchange in list(self._open.items()):
             if (since_s := exchange.wait.silent_since_s) is not None:
-                self.obey(self._brain.recovery.unanswered(request_id, since_s, now, exchange.wait.gap_s))
+                self.obey(self._brain.silences.unanswered(request_id, since_s, now, exchange.wait.gap_s))
         if self._brain.copies.is_on and now - self._looked_s > COPY_EVERY_S:
             self._looked_s = now
             self._copy(now)

@@ -56,7 +56,8 @@ class BrainReadings:
         recovery, kept = self._brain.recovery, self.desk.journal_tokens if self.desk is not None else 0
         yield "kvrelay_journal_tokens", "Tokens kept of answers in flight, to go on from elsewhere.", {}, kept
         yield "kvrelay_resumes_waiting", "Answers without a decode worker that wait for their turn.", {}, len(recovery)
-        yield "kvrelay_stalls_total", "Workers found to make no progress with their work.", {}, recovery.stalls
+        stalls = self._brain.silences.stalls
+        yield "kvrelay_stalls_total", "Workers found to make no progress with their work.", {}, stalls
         ended = self._brain.suspects.ended
         yield "kvrelay_harmful_requests_total", "Requests ended since one worker after the other failed.", {}, ended
 

@@ -69,7 +69,7 @@ async def test_a_client_that_stops_reading_gets_the_whole_answer_once_it_reads_a
     assert b'"error"' not in rest
     writer.close()
     brain = mocks.cluster.router.brain
-    assert (brain.recovery.stalls, brain.outcomes.breakers.opened) == (0, 0)
+    assert (brain.silences.stalls, brain.outcomes.breakers.opened) == (0, 0)
     assert not await mocks.cluster.metric("kvrelay_resumes_total")
 
 

@@ -225,7 +225,7 @@ class Beats:
                         ),
                         now,
                     )
-            for command in self.brain.recovery.unanswered("r0", 0.1, now):
+            for command in self.brain.silences.unanswered("r0", 0.1, now):
                 assert isinstance(command, AbandonDecode)
                 return command
         return None
@@ -262,7 +262,7 @@ def test_a_d_that_waits_for_pages_does_not_hang(computed: bool) -> None:
     if computed:
         beats.brain.prefill_finished("r0", 0, 0, 0.2)
     assert beats.silent(9.0) is None
-    assert (beats.brain.recovery.stalls, len(beats.brain.fleet.workers.usable(9.0))) == (0, 3)
+    assert (beats.brain.silences.stalls, len(beats.brain.fleet.workers.usable(9.0))) == (0, 3)
 
 
 def test_a_d_that_has_all_pages_and_makes_no_progress_hangs() -> None:
@@ -271,7 +271,7 @@ def test_a_d_that_has_all_pages_and_makes_no_progress_hangs() -> None:
     beats.brain.prefill_finished("r0", 0, 0, 0.2)
     beats.brain.transfer_event(TransferEvent(store="s1", transfer=transfer, stage=Stage.ARRIVED), 0.3)
     assert beats.silent(9.0) is not None
-    assert beats.brain.recovery.stalls == 1
+    assert beats.brain.silences.stalls == 1
 
 
 def test_a_d_that_falls_silent_hangs_whatever_it_waited_for() -> None:
@@ -284,7 +284,7 @@ def test_nobody_leaves_a_d_for_another_one_that_is_as_silent() -> None:
     beats = Beats("d0", "d1")
     beats.asked()
     assert beats.silent(1.9, mute={"d0", "d1"}) is None
-    assert beats.brain.recovery.stalls == 0
+    assert beats.brain.silences.stalls == 0
 
 
 def test_the_rest_goes_to_one_that_is_heard() -> None:
@@ -307,7 +307,7 @@ def test_an_answer_that_was_moved_without_a_word_bears_longer_pauses_of_workers(
     for _ in range(2):
         lost, since_s = beats.decode, beats.now
         beats.steps(beats.now + 0.1)
-        while not beats.brain.recovery.unanswered("r0", since_s, beats.now):
+        while not beats.brain.silences.unanswered("r0", since_s, beats.now):
             beats.steps(beats.now + 0.1, hangs=lost)
         waits_s.append(beats.now - since_s)
         assert isinstance(beats.brain.recovery.lost("r0", rest(), reason="silent", now=beats.now), Plan)
@@ -378,7 +378,7 @@ def test_an_answer_that_came_slowly_is_waited_for_as_long_as_eight_of_its_words_
     commands: list[Command] = []
     while not commands and beats.now < 60.0:
         beats.steps(beats.now + 0.1, hangs=lost)
-        commands = beats.brain.recovery.unanswered("r0", 0.1, beats.now, 1.0)
+        commands = beats.brain.silences.unanswered("r0", 0.1, beats.now, 1.0)
     assert commands == [AbandonDecode(request_id="r0", reason="silent")]
     assert 8.0 < beats.now < 8.4
 
@@ -391,13 +391,13 @@ def test_a_stream_is_waited_for_at_its_own_pace_and_not_at_that_of_others() -> N
     for number in range(1, 5):
         begun(beats.brain, ask(f"r{number}", (8, 1000)))
         beats.brain.first_token(f"r{number}", 0.1)
-        beats.brain.recovery.unanswered(f"r{number}", 0.1, 0.1, 5.0)
-    assert beats.brain.recovery.silence_s(lost, 0.1) == 40.0, "who has no pace of its own"
+        beats.brain.silences.unanswered(f"r{number}", 0.1, 0.1, 5.0)
+    assert beats.brain.silences.silence_s(lost, 0.1) == 40.0, "who has no pace of its own"
     beats.steps(0.2)
     commands: list[Command] = []
     while not commands and beats.now < 60.0:
         beats.steps(beats.now + 0.1, hangs=lost)
-        commands = beats.brain.recovery.unanswered("r0", 0.2, beats.now, 0.03)
+        commands = beats.brain.silences.unanswered("r0", 0.2, beats.now, 0.03)
     assert commands == [AbandonDecode(request_id="r0", reason="silent")]
     assert beats.now - 0.2 < 1.8
 
@@ -409,7 +409,7 @@ def test_a_worker_whose_steps_took_long_some_time_ago_may_write_again(now: float
     begun(brain, ask("r1", (8, 200)))
     brain.first_token("r1", 0.5)
     assert brain.decode_order("r1", 0.5).worker != brain.decode_order("r0", 0.5).worker
-    brain.recovery.unanswered("r1", 0.5, 0.6, 1.0)
+    brain.silences.unanswered("r1", 0.5, 0.6, 1.0)
     again = rest(manner=Manner.REPLAY, replay_tokens=40)
     assert (brain.recovery.lost("r0", again, reason="reset", now=now) is not None) is goes_on
 
@@ -421,10 +421,10 @@ def test_an_answer_that_its_busy_worker_has_forgotten_goes_on_elsewhere() -> Non
     commands: list[Command] = []
     while not commands and beats.now < 60.0:
         beats.steps(beats.now + 0.5)
-        commands = beats.brain.recovery.unanswered("r0", 0.1, beats.now)
+        commands = beats.brain.silences.unanswered("r0", 0.1, beats.now)
     assert commands == [AbandonDecode(request_id="r0", reason="forgotten")]
     assert 30.0 < beats.now < 31.0
-    assert beats.brain.recovery.stalls == 0, "its worker works"
+    assert beats.brain.silences.stalls == 0, "its worker works"
 
 
 def moved(beats: Beats) -> str:
@@ -443,7 +443,7 @@ def test_a_moved_answer_that_its_busy_worker_has_forgotten_goes_on_elsewhere(oth
     commands: list[Command] = []
     while not commands and beats.now < 200.0:
         beats.steps(beats.now + 0.5)
-        commands = beats.brain.recovery.unanswered("r0", 0.2, beats.now)
+        commands = beats.brain.silences.unanswered("r0", 0.2, beats.now)
     assert commands == [AbandonDecode(request_id="r0", reason="forgotten")]
     assert 60.0 < beats.now < 61.0, "it may have queued"
     assert isinstance(beats.brain.recovery.lost("r0", rest(), reason="forgotten", now=beats.now), Plan)

@@ -48,7 +48,7 @@ def test_one_that_d_owes_a_word_waits_for_it_and_not_for_ever() -> None:
     worker = brain.decode_order("r0", 0.2).worker
     told = standing(brain, 3.0, silent_since_s=1.0)
     assert (told.waits_for, told.waits_s) == ("decode", 2.0)
-    assert told.given_up_s == pytest.approx(brain.recovery.silence_s(worker, 3.0))
+    assert told.given_up_s == pytest.approx(brain.silences.silence_s(worker, 3.0))
     assert (known(told.decode)["worker"], known(told.decode)["usable"]) == (worker, True)
 
 
