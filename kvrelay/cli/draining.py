@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from types import TracebackType
 
 from kvrelay import channel
@@ -69,21 +69,33 @@ class Routers:
     async def drain(self, worker: str, *, undo: bool = False, force: bool = False) -> Said:
         """Give ``worker`` no new work, or work again. Raises ``Lost``, ``Refused``, ``Malformed``.
 
-        Of several routers one may refuse what others do: it has seen other workers fail. Then it is undone there.
+        Of several routers one may refuse what others do: it has seen other workers fail. Then it is undone there,
+        unless the worker drained before.
         """
         order = DrainWorker(worker=worker, undo=undo, force=force)
+        drained_before = not undo and await self._drains_somewhere(worker)
+        answers = await self._ask_each(order)
         try:
-            said = await self._ask_all(order)
-        except Refused:
-            if not undo:
-                await self._take_back(worker)
+            said = _said(worker, answers.values())
+        except Refused as refusal:
+            began = [address for address, answer in answers.items() if isinstance(answer, Remaining)]
+            if not undo and not drained_before:
+                await self._take_back(worker, began, refusal)
             raise
         self._order = order
         return said
 
-    async def _take_back(self, worker: str) -> None:
-        order = DrainWorker(worker=worker, undo=True)
-        await asyncio.gather(*(self._ask(each, order) for each in self._addresses), return_exceptions=True)
+    async def _drains_somewhere(self, worker: str) -> bool:
+        answers = await self._ask_each(AskRemaining(worker=worker))
+        return any(isinstance(answer, Remaining) and answer.draining for answer in answers.values())
+
+    async def _take_back(self, worker: str, addresses: Sequence[str], refusal: Refused) -> None:
+        """Raises ``Refused`` when somebody could not be told."""
+        answers = await self._ask_each(DrainWorker(worker=worker, undo=True), addresses)
+        failed = [f"{address} ({answer})" for address, answer in answers.items() if not isinstance(answer, Remaining)]
+        if failed:
+            drained = ", ".join(failed)
+            raise Refused(f"{refusal}; it drains still at {drained}: run kvrelay drain {worker} --undo") from refusal
 
     async def remaining(self, worker: str) -> Said:
         """What ``worker`` still does. Raises ``Lost``, ``Refused``, ``Malformed``."""
@@ -93,13 +105,17 @@ class Routers:
         """Let streams go on elsewhere; what ``worker`` still does then. Raises ``Lost``, ``Refused``, ``Malformed``."""
         return await self._ask_all(HandOver(worker=worker))
 
-    async def _ask_all(self, message: AskRemaining | DrainWorker | HandOver) -> Said:
-        asked = (self._ask(address, message) for address in self._addresses)
+    async def _ask_all(self, message: AskRemaining | HandOver) -> Said:
+        return _said(message.worker, (await self._ask_each(message)).values())
+
+    async def _ask_each(
+        self, message: Message, addresses: Sequence[str] | None = None
+    ) -> dict[str, Remaining | BaseException]:
+        """Answers by address, of all routers or of these."""
+        addresses = self._addresses if addresses is None else addresses
+        asked = (self._ask(address, message) for address in addresses)
         answers = await asyncio.gather(*asked, return_exceptions=True)  # none is given up in the middle
-        refusals = [answer for answer in answers if isinstance(answer, BaseException)]
-        if refusals:
-            raise next((each for each in refusals if isinstance(each, Refused)), refusals[0])
-        return Said(message.worker, [answer for answer in answers if isinstance(answer, Remaining)])
+        return dict(zip(addresses, answers, strict=True))
 
     async def _ask(self, address: str, message: Message) -> Remaining:
         if self._order is None:
@@ -128,3 +144,11 @@ class Routers:
         except BaseException:  # a late answer must not be taken for that of the next question
             self._links.pop(address).close()
             raise
+
+
+def _said(worker: str, answers: Collection[Remaining | BaseException]) -> Said:
+    """What they say together. Raises what one of them raised."""
+    refusals = [answer for answer in answers if isinstance(answer, BaseException)]
+    if refusals:
+        raise next((each for each in refusals if isinstance(each, Refused)), refusals[0])
+    return Said(worker, [answer for answer in answers if isinstance(answer, Remaining)])

@@ -1,0 +1,83 @@
+"""What is asked of several routers of which one refuses: a drain that somebody else ordered stands."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+
+from kvrelay.channel import Channel, Listener, bind_tcp
+from kvrelay.cli.draining import Routers
+from kvrelay.errors import Refused
+from kvrelay.protocol.handshake import Rejected
+from kvrelay.protocol.message import Message
+from kvrelay.protocol.operator import DrainWorker, Remaining
+
+KEY = b"k" * 32
+
+
+class FakeRouter:
+    """One that knows a single worker, or nobody yet."""
+
+    def __init__(self, *, knows: bool = True, draining: bool = False, undoes: bool = True) -> None:
+        self._knows = knows
+        self._undoes = undoes
+        self.draining = draining
+
+    async def serve(self, link: Channel) -> None:
+        while True:
+            await link.send(self._answer(await link.recv()))
+
+    def _answer(self, message: Message) -> Message:
+        if not self._knows:
+            return Rejected(code="Refused", reason="no worker is called d0")
+        if isinstance(message, DrainWorker):
+            if message.undo and not self._undoes:
+                return Rejected(code="Refused", reason="not now")
+            self.draining = not message.undo
+        return Remaining(
+            worker="d0", incarnation="i", draining=self.draining, gone=False, prompts=0, answers=0, transfers=0
+        )
+
+
+@asynccontextmanager
+async def running(serve: Callable[[Channel], Coroutine[Any, Any, None]]) -> AsyncIterator[str]:
+    """The address of a listener."""
+    sock = bind_tcp("127.0.0.1", 0)
+    listener = Listener(sock, KEY, receiver="router", purposes={"operator"}, serve=serve)
+    task = asyncio.create_task(listener.run())
+    yield f"127.0.0.1:{sock.getsockname()[1]}"
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def refused(*routers: FakeRouter) -> str:
+    """Why one of them refuses to drain ``d0``."""
+    async with AsyncExitStack() as stack:
+        addresses = [await stack.enter_async_context(running(each.serve)) for each in routers]
+        orders = await stack.enter_async_context(Routers(addresses, KEY))
+        with pytest.raises(Refused) as caught:
+            await orders.drain("d0")
+    return str(caught.value)
+
+
+async def test_what_one_router_refuses_is_undone_at_the_others() -> None:
+    first = FakeRouter()
+    assert "no worker is called d0" in await refused(first, FakeRouter(knows=False))
+    assert not first.draining
+
+
+async def test_a_worker_that_drained_before_goes_on_draining() -> None:
+    """The order is repeated while one router was just started and knows nobody yet."""
+    first = FakeRouter(draining=True)
+    assert "no worker is called d0" in await refused(first, FakeRouter(knows=False))
+    assert first.draining
+
+
+async def test_a_router_that_does_not_undo_it_is_named() -> None:
+    said = await refused(FakeRouter(undoes=False), FakeRouter(knows=False))
+    assert "no worker is called d0" in said
+    assert "(not now): run kvrelay drain d0 --undo" in said
