@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -40,6 +41,8 @@ class Crew:
         self._doomed: set[str] = set()
         """Members that are meant to die."""
         self._revivals = Revivals()
+        self._starts: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """By name: a router that has died is started by one of those who want it to run."""
 
     def __repr__(self) -> str:
         return f"<Crew of {len(self.members)}, {len(self.running())} running>"
@@ -87,9 +90,10 @@ class Crew:
 
     async def start_again(self, name: str, within_s: float) -> None:
         """Return once it is ready; kill it first when it runs. Raises ``Lost``."""
-        if self._runs(name):
-            await self.kill(name)
-        await self.start(self.members[name])
+        async with self._starts[name]:
+            if self._runs(name):
+                await self.kill(name)
+            await self.start(self.members[name])
         await self.until_ready([name], within_s)
 
     async def kill(self, name: str) -> None:
@@ -121,7 +125,9 @@ class Crew:
         none_left = not self.routers()
         for member in self._dead_routers():
             if self._revivals.waits(member.name) and (none_left or self._revivals.is_due(member.name, now)):
-                await self.start(member)
+                async with self._starts[member.name]:
+                    if not self._runs(member.name):
+                        await self.start(member)
                 self._revivals.started(member.name)
 
     def _dead_routers(self) -> list[Member]:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import psutil
 import pytest
 
+from kvrelay.deploy.chaos import network
+from kvrelay.deploy.chaos.network import NetworkVictims
 from kvrelay.deploy.chaos.processes import ProcessVictims
 from kvrelay.deploy.chaos.script import Deed, Target
+from kvrelay.deploy.chaos.victims import MockVictims
+from kvrelay.deploy.mock.faults import Faults
 from kvrelay.errors import Lost
 from tests.patience import until
 
@@ -46,3 +50,36 @@ async def test_a_killed_process_is_gone_and_mending_it_harms_nobody(process: psu
     await victims.mend(NAME)
     with pytest.raises(Lost, match="no process is called"):
         await victims.hurt("chaos-test-nobody", Deed.KILL)
+
+
+# ---------------------------------------------------------------- two mend the same thing
+
+BURSTING = "d0"
+
+
+class StillMocks(MockVictims):
+    """They answer at once, whatever is done to them."""
+
+    def __init__(self) -> None:
+        super().__init__(None, "http://127.0.0.1:1", "k")  # type: ignore[arg-type]
+
+    async def give(self, name: str, faults: Faults) -> None:
+        await asyncio.sleep(0)
+
+
+class StillNetwork(NetworkVictims):
+    """No device of it is there any more."""
+
+    async def _devices(self, name: str) -> list[str]:
+        return []
+
+
+@pytest.mark.parametrize("made", [StillMocks, lambda: StillNetwork(kills=False)], ids=["mocks", "network"])
+async def test_what_two_mend_at_the_same_time_is_mended(
+    made: Callable[[], StillMocks | StillNetwork], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network, "why_not", lambda: "")
+    victims = made()
+    await victims.hurt(BURSTING, Deed.LOSS)
+    await asyncio.gather(victims.mend(BURSTING), victims.mend(BURSTING))
+    assert not victims._bursts

@@ -62,7 +62,7 @@ class NetworkVictims:
     async def mend(self, name: str) -> None:
         if name in self._bursts:
             await self._bursts[name].end()
-            del self._bursts[name]
+            self._bursts.pop(name, None)  # unless another mend of it was first
         await _mend(self._cut.get(name, ()))
         self._cut.pop(name, None)
 
@@ -70,7 +70,7 @@ class NetworkVictims:
         return await mend_each(self._cut, self.mend, self._by_hand)
 
     def _by_hand(self, name: str) -> str:
-        return "; ".join(f"ip link set dev {device} up" for device in dict.fromkeys(self._cut[name]))
+        return "; ".join(f"ip link set dev {device} up" for device in dict.fromkeys(self._cut.get(name, ())))
 
     async def _devices(self, name: str) -> list[str]:
         """This side's devices of the links of ``name``. Raises ``Lost``."""

@@ -138,7 +138,7 @@ class MockVictims:
     async def _heal(self, name: str, then: Faults) -> None:
         if name in self._bursts:
             await self._bursts[name].end()
-            del self._bursts[name]
+            self._bursts.pop(name, None)  # unless another mend of it was first
         if self._hurt.get(name) is Deed.HALF_OPEN:
             await self.give(name, Faults(dead=True))
         await self.give(name, then)

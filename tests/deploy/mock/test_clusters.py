@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -129,15 +131,46 @@ async def test_who_drains_is_lacked_only_by_who_needs_it(
     await asyncio.gather(running, return_exceptions=True)
 
 
+def crew_of_sleepers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Crew:
+    run = RunDir(folder)
+    run.logs.mkdir()
+    sleeper = property(lambda self: [sys.executable, "-c", "import time; time.sleep(600)"])
+    monkeypatch.setattr(Member, "command", sleeper)
+    return Crew(run, lambda name, progress: None)
+
+
+@pytest.mark.parametrize("revived_first", [True, False])
+async def test_a_router_that_died_is_started_once_whoever_wants_it_to_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, revived_first: bool
+) -> None:
+    crew = crew_of_sleepers(tmp_path, monkeypatch)
+    started: list[Child] = []
+    start = Child.start
+
+    async def counted(*arguments: Any) -> Child:
+        started.append(await start(*arguments))
+        return started[-1]
+
+    monkeypatch.setattr(Child, "start", counted)
+    try:
+        for name in ("a", "b"):
+            await crew.start(Member(name=name, kind=Kind.ROUTER, arguments=()))
+        os.kill(crew.pid("b"), signal.SIGKILL)
+        await until(lambda: len(crew.running()) == 1)
+        crew.note_dead_routers(0.0)
+        both = [crew.start_again("b", within_s=0.3), crew.revive_routers(1e9)]
+        await asyncio.gather(*(reversed(both) if revived_first else both), return_exceptions=True)
+        assert sum(child.running for child in started) == len(crew.running()) == 2
+    finally:
+        for child in started:
+            await child.kill()
+
+
 async def test_members_that_are_started_again_at_the_same_time_are_not_taken_for_crashed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The one is between its old and its new process while somebody looks whether anybody died."""
-    run = RunDir(tmp_path)
-    run.logs.mkdir()
-    crew = Crew(run, lambda name, progress: None)
-    sleeper = property(lambda self: [sys.executable, "-c", "import time; time.sleep(600)"])
-    monkeypatch.setattr(Member, "command", sleeper)
+    crew = crew_of_sleepers(tmp_path, monkeypatch)
     try:
         await crew.start(Member(name="a", kind=Kind.STORE, arguments=()))
         await crew.kill("a")
