@@ -6,14 +6,16 @@ import asyncio
 import contextlib
 import itertools
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
+import psutil
 import pytest
 
 from benchmarks.breaking.stopped import processes
+from benchmarks.breaking.wires import Wire
 from kvrelay.cli.draining import Routers
 from tests.serving import tiny
 from tests.serving.conftest import Baseline
@@ -28,11 +30,30 @@ STREAMS = ASKED_MEANWHILE = 4
 
 Partition = Callable[[Breakable], AbstractContextManager[None]]
 PARTITIONS: dict[str, Partition] = {
-    "router and decode worker": lambda probe: probe.wires.between_router_and_decode(),
-    "store of P and store of D": lambda probe: probe.wires.between_stores(),
-    "decode workers and their store": lambda probe: probe.stopped("store-1"),
+    "router and decode worker": lambda probe: silent(
+        probe.wires.router_and_decode, probe.wires.between_router_and_decode()
+    ),
+    "store of P and store of D": lambda probe: silent(probe.wires.stores, probe.wires.between_stores()),
+    "decode workers and their store": lambda probe: still(probe, "store-1"),
 }
 """The last one stands still as a whole: the socket between the two cannot lose anything."""
+
+
+@contextlib.contextmanager
+def silent(wires: list[Wire], partition: AbstractContextManager[None]) -> Iterator[None]:
+    """Inside ``partition``, which cuts these."""
+    with partition:
+        before = [wire.carried_bytes for wire in wires]
+        yield
+        assert [wire.carried_bytes for wire in wires] == before, "something passed"
+
+
+@contextlib.contextmanager
+def still(probe: Breakable, name: str) -> Iterator[None]:
+    """``name`` stands still inside the block."""
+    with probe.stopped(name):
+        yield
+        assert psutil.Process(probe.cluster.pid(name)).status() == psutil.STATUS_STOPPED
 
 
 @pytest.mark.parametrize("parties", PARTITIONS)

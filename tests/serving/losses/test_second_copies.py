@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.serving.conftest import Baseline
 from tests.serving.losses.breakable import Breakable
 from tests.serving.probe import prompt_tokens
@@ -50,8 +51,9 @@ async def test_a_store_that_dies_while_its_pages_are_read_fails_no_request(
     before = await loaded_tokens(probe)
     async with asyncio.TaskGroup() as group:
         clients = [group.create_task(client()) for _ in range(CLIENTS)]
-        await asyncio.sleep(AWAY_S)
-        assert await loaded_tokens(probe) > before, "pages are read"
+        async with asyncio.timeout(PATIENCE_S):
+            while await loaded_tokens(probe) <= before:  # until pages are read
+                await asyncio.sleep(0.1)
         await probe.cluster.kill(victim)
         await asyncio.sleep(AWAY_S)
         await probe.cluster.restart(victim)
