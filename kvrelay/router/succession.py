@@ -4,10 +4,11 @@ or is to become empty. It must never leave a worker that writes before the next 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Iterable
 
-from kvrelay.errors import KvrelayError, Lost
+from kvrelay.errors import Lost
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.flight import Command, Plan, Waits
 from kvrelay.router.continuation import Continuation, RestOfChoice, rests_of
@@ -96,12 +97,11 @@ class Succession:
 
     def _begin_early(self, plan: Plan, open_choices: list[int]) -> None:
         """Not when the client has read so far: it may be slow, and what the brain counts on must be under way."""
-        try:
-            self._begin(plan, open_choices)
-        except Exception as error:
+        with contextlib.ExitStack() as unless_begun:
             # What its turn depends on may never be done.
-            self._turn.refuse(error if isinstance(error, KvrelayError) else Lost("the answer could not be moved"))
-            raise
+            unless_begun.callback(self._turn.refuse, Lost("the answer could not be moved"))
+            self._begin(plan, open_choices)
+            unless_begun.pop_all()
 
     def _moved(self, task: asyncio.Task[None]) -> None:
         if self._moving is task:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,13 @@ from kvrelay.types import Role
 RUN = RunDir(Path("/run/k"))
 MODEL = Path("/models/m")
 CLAIMS = PortClaims()
+
+
+@pytest.fixture(autouse=True)
+def released() -> Iterator[None]:
+    """No other test is kept from the ports of one that is over."""
+    yield
+    CLAIMS.release()
 
 
 def made(**cluster: int) -> dict[str, Member]:

@@ -21,6 +21,7 @@ from kvrelay.router.keys import OPEN
 from kvrelay.router.prefills import Prefills
 from kvrelay.router.prompts import Prompts
 from kvrelay.router.request import Kind, parse
+from kvrelay.router.succession import Succession
 from tests.patience import PATIENCE_S, until
 from tests.router.scripted_fleet import TEXT, Fleet, hand_over, heard, hung, running
 
@@ -193,6 +194,13 @@ async def asked_for_the_rest(fleet: Fleet) -> tuple[asyncio.Task[str], str]:
     return reading, hung(fleet)
 
 
+def succession_of(fleet: Fleet) -> Succession:
+    """Of the request in flight."""
+    succession = desk_of(fleet)._open[ID]._succession
+    assert succession is not None
+    return succession
+
+
 class SlowText:
     """Turns tokens into text as always, and tells the first who asks when the test does."""
 
@@ -239,12 +247,14 @@ async def test_a_worker_that_took_over_meanwhile_is_not_left_for_the_one_before_
     slow = SlowText(fleet, monkeypatch)
     drain(fleet)
     await until(lambda: slow.asked == 1)
+    moving = succession_of(fleet)._moving
+    assert moving is not None
     reading = asyncio.create_task(text_of(blocks, read))
     await fleet.cluster.members[hung(fleet)].leave()
     await until(lambda: fleet.script.struck == 2)
     following, calls = hung(fleet), handed_over(fleet, monkeypatch)
     slow.told.set()
-    await asyncio.sleep(0.05)
+    await asyncio.wait([moving])
     assert (calls, hung(fleet)) == ([], following)
     fleet.script.again_after = None
     drain(fleet)
@@ -258,7 +268,7 @@ async def test_a_stream_leaves_a_worker_that_began_to_drain_while_it_was_asked_f
     fleet.script.again_after = 3
     reading, following = await asked_for_the_rest(fleet)
     drain(fleet)
-    await asyncio.sleep(0.05)
+    await until(lambda: succession_of(fleet)._to_leave is not None)
     assert hung(fleet) == following, "it writes something first"
     fleet.cluster.workers[following].hold.set()
     await until(lambda: hung(fleet) != following)

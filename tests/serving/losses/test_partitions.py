@@ -28,16 +28,6 @@ pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session"), pytes
 AWAY_S = 5.0
 STREAMS = ASKED_MEANWHILE = 4
 
-Partition = Callable[[Breakable], AbstractContextManager[None]]
-PARTITIONS: dict[str, Partition] = {
-    "router and decode worker": lambda probe: silent(
-        probe.wires.router_and_decode, probe.wires.between_router_and_decode()
-    ),
-    "store of P and store of D": lambda probe: silent(probe.wires.stores, probe.wires.between_stores()),
-    "decode workers and their store": lambda probe: still(probe, "store-1"),
-}
-"""The last one stands still as a whole: the socket between the two cannot lose anything."""
-
 
 @contextlib.contextmanager
 def silent(wires: list[Wire], partition: AbstractContextManager[None]) -> Iterator[None]:
@@ -54,6 +44,17 @@ def still(probe: Breakable, name: str) -> Iterator[None]:
     with probe.stopped(name):
         yield
         assert psutil.Process(probe.cluster.pid(name)).status() == psutil.STATUS_STOPPED
+
+
+Partition = Callable[[Breakable], AbstractContextManager[None]]
+PARTITIONS: dict[str, Partition] = {
+    "router and decode worker": lambda probe: silent(
+        probe.wires.router_and_decode, probe.wires.between_router_and_decode()
+    ),
+    "store of P and store of D": lambda probe: silent(probe.wires.stores, probe.wires.between_stores()),
+    "decode workers and their store": lambda probe: still(probe, "store-1"),
+}
+"""The last one stands still as a whole: the socket between the two cannot lose anything."""
 
 
 @pytest.mark.parametrize("parties", PARTITIONS)
