@@ -42,8 +42,8 @@ class Wait:
 
     def heard(self) -> None:
         """Another word of the worker that wrote the one before: ``end``."""
-        if self.since_s is not None:
-            gap_s = self._clock() - self.since_s
+        if self.silent_since_s is not None:
+            gap_s = self._clock() - self.silent_since_s
             if gap_s > ONE_STEP_S:
                 self._gaps_s.append(gap_s)
         self.end()
@@ -58,8 +58,9 @@ class Wait:
         self.since_s = now
 
     def leave(self) -> None:
-        """``end``, and the next word is another worker's, which has a pace of its own."""
+        """``end``, and the next word is another worker's, which has a pace of its own and was kept from nothing."""
         self._gaps_s.clear()
+        self._asked_again_s = 0.0
         self.end()
 
     def end(self) -> None:

@@ -43,6 +43,33 @@ def test_a_worker_that_its_client_kept_from_sending_has_as_long_to_notice_that_i
     assert wait.silent_since_s == 200.0
 
 
+def test_a_slow_client_does_not_excuse_the_worker_after_the_one_it_kept_from_sending() -> None:
+    clock = Clock()
+    wait = Wait(clock)
+    wait.begin()
+    wait.end()
+    clock.now_s = 150.0
+    wait.again()
+    assert wait.silent_since_s == 200.0
+    wait.leave()
+    clock.now_s = 150.5
+    wait.begin()
+    assert wait.silent_since_s == 150.5
+
+
+def test_what_a_client_kept_a_worker_from_sending_is_no_pace() -> None:
+    clock = Clock()
+    wait = Wait(clock)
+    for _ in range(3):
+        wait.begin()
+        wait.end()
+        clock.now_s += 20.0
+        wait.again()
+        clock.now_s += 15.0
+        wait.heard()
+    assert wait.gap_s == 0.0
+
+
 def test_a_quick_client_excuses_nobody() -> None:
     clock = Clock()
     wait = Wait(clock)
