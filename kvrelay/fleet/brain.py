@@ -307,7 +307,7 @@ class Brain:
         self.outcomes.decode_refused(flight, now)
         self.waits.failed(request_id)
         self.suspects.decode_lost(flight, reason, now)
-        pick = self._chooser.decode(flight.ask, flight.tried_decode, now)
+        pick = self._chooser.decode(flight.ask, self.fleet.workers.still(flight.tried_decode), now)
         if pick is None:
             return False
         self._launcher.move(flight, pick, now)

@@ -236,7 +236,8 @@ class Flight:
     """Last sign of life of a P leg."""
     path: Path = Path.LOCAL
     legs: list[PromptLeg] = field(default_factory=list)
-    tried_decode: set[str] = field(default_factory=set)
+    tried_decode: dict[str, str] = field(default_factory=dict)
+    """Incarnations of Ds that had it, the present one included, by name."""
     dispatched: bool = False
     writes: bool = False
     """Its D has written something."""

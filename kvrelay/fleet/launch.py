@@ -96,7 +96,7 @@ class Launcher:
         timeline.decide("request", pick.decision)
         reservation = pick.decode_reservation(ask)
         flight = Flight(ask=ask, timeline=timeline, decode=reservation, aimed_at=pick.decode, heard_s=now)
-        flight.tried_decode.add(pick.decode.name)
+        flight.tried_decode[pick.decode.name] = pick.decode.incarnation
         self._loads.reserve_decode(reservation, now)
         self._outcomes.decode_sent(pick.decode.name, flight.request_id)
         self._ledger.open(timeline)
@@ -108,7 +108,7 @@ class Launcher:
         flight.decode = pick.decode_reservation(flight.ask)
         self._loads.reserve_decode(flight.decode, now)
         self._outcomes.decode_sent(pick.decode.name, flight.request_id)
-        flight.tried_decode.add(pick.decode.name)
+        flight.tried_decode[pick.decode.name] = pick.decode.incarnation
         flight.timeline.decode_worker = pick.decode.name
         flight.timeline.decide(about, pick.decision)
 

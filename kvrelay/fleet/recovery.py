@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 
 from kvrelay.errors import Harmful
+from kvrelay.fleet.chances import Chances
 from kvrelay.fleet.chooser import Chooser
 from kvrelay.fleet.flight import (
     Ask,
@@ -86,13 +87,13 @@ class Recovery:
             self._note(flight, reason, rest, None, now)
             raise
         if reason == FORGOTTEN:
-            flight.tried_decode = {flight.decode.worker}
+            flight.tried_decode = _present(flight)
         self._give_back(flight, now, blamed=reason != FORGOTTEN)  # who forgets one writes others
         pick = lost = None
         if rest.ask is not None and flight.resumes <= MAX_RESUMES:
             pick = self._pick(flight, rest.ask, rest, now)
             lost = LostAnswer(flight, rest.ask, rest, _prefill_s(pick) if pick is not None else 0.0, now)
-        waits = lost is not None and pick is None and self._may_find_one(lost, self._ready(lost, now), now)
+        waits = lost is not None and pick is None and self._chances(lost, now).only_soon(self._tried(flight))
         self._note(flight, reason, rest, pick, now, waits=waits)
         if lost is None or (pick is None and not waits):
             return None
@@ -101,29 +102,19 @@ class Recovery:
         self._waiting[request_id] = lost.found(nobody=waits, now=now)
         return Waits(request_id=request_id)
 
-    def _ready(self, lost: LostAnswer, now: float) -> set[str]:
-        return {worker.name for worker in self._chooser.ground(lost.ask.facts.model, now).writers}
+    def _chances(self, lost: LostAnswer, now: float) -> Chances:
+        model = lost.ask.facts.model
+        return Chances.of(model, self._chooser.ground(model, now), self._fleet.workers, self._patience.leave_s, now)
 
-    def _may_find_one(self, lost: LostAnswer, ready: set[str], now: float) -> bool:
-        """Nobody can write it at the moment, and somebody who was heard lately may soon be able to.
-
-        After a pause of this router or of its network nobody was heard, and everybody lives.
-        """
-        tried, lease_s = lost.flight.tried_decode, self._patience.leave_s
-        return ready <= tried and any(
-            member.info.role.decodes
-            and member.info.model == lost.ask.facts.model
-            and member.info.name not in tried
-            and not (member.left or member.draining)
-            and now - member.heard_s <= lease_s
-            for member in self._fleet.workers
-        )
+    def _tried(self, flight: Flight) -> set[str]:
+        """Who has failed it and was not restarted since."""
+        return self._fleet.workers.still(flight.tried_decode)
 
     def _pick(
         self, flight: Flight, ask: Ask, rest: Rest, now: float, unfit: Collection[str] | None = None
     ) -> Pick | None:
         """Where the rest is written; by default not by those who have failed it, nor where a replay takes too long."""
-        shunned = set(flight.tried_decode if unfit is None else unfit)
+        shunned = set(self._tried(flight) if unfit is None else unfit)
         if rest.manner is Manner.REPLAY:
             shunned |= {
                 worker.name
@@ -160,7 +151,7 @@ class Recovery:
             flight.cached_before = self._cached(flight)
         if flight.writes or not flight.resumes:
             # Whoever failed it earlier may be well again.
-            flight.tried_decode, flight.writes = {flight.decode.worker}, False
+            flight.tried_decode, flight.writes = _present(flight), False
         flight.resumes += 1
         self._outcomes.decode_lost(flight, now, blamed=blamed)
         self._waits.drop(flight, now)
@@ -223,12 +214,12 @@ class Recovery:
 
     def _look_for_writers(self, now: float) -> None:
         """Who waits for one at all? Those whose turn is far off, too: each of them is to wait as long as the others."""
-        ready: dict[str, set[str]] = {}
+        chances: dict[str, Chances] = {}
         for request_id, lost in self._waiting.items():
             model = lost.ask.facts.model
-            if model not in ready:
-                ready[model] = self._ready(lost, now)
-            nobody = self._may_find_one(lost, ready[model], now)
+            if model not in chances:
+                chances[model] = self._chances(lost, now)
+            nobody = chances[model].only_soon(self._tried(lost.flight))
             if nobody is (lost.nobody_since_s is None):
                 self._waiting[request_id] = lost.found(nobody=nobody, now=now)
 
@@ -255,6 +246,11 @@ class Recovery:
     def leave(self, request_id: str) -> None:
         """The request is over."""
         self._waiting.pop(request_id, None)
+
+
+def _present(flight: Flight) -> dict[str, str]:
+    """Its D alone, of those that had it."""
+    return {flight.decode.worker: flight.tried_decode[flight.decode.worker]}
 
 
 def _prefill_s(pick: Pick) -> float:

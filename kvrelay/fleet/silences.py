@@ -112,7 +112,7 @@ class Silences:
 
     def _failed_by(self, flight: Flight) -> set[str]:
         """Who has failed this answer since it was last written on, the present D included."""
-        return {flight.decode.worker} if flight.writes else flight.tried_decode
+        return {flight.decode.worker} if flight.writes else self._fleet.workers.still(flight.tried_decode)
 
     def silent_prefills(self, now: float) -> Iterator[Command]:
         """P legs whose worker makes no progress: another computes their prompts. Who tells of none has its lease."""

@@ -4,7 +4,7 @@ a member that is silent, unhealthy or of an old incarnation gets no work."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -173,6 +173,11 @@ class Roster(Generic[Info]):
         """Seconds without a sign that the member works; infinite for one that is gone."""
         member = self._members.get(name)
         return math.inf if member is None or member.left else now - member.progress_s
+
+    def still(self, incarnations: Mapping[str, str]) -> set[str]:
+        """Those of them, by name, that were not restarted since, as far as anybody knows."""
+        members = ((name, self._members.get(name)) for name in incarnations)
+        return {name for name, it in members if it is not None and it.info.incarnation == incarnations[name]}
 
     def stall(self, name: str, now: float) -> None:
         """The member has work and makes no progress: it gets no more for a while."""

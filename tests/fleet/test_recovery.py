@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import msgspec
@@ -12,10 +12,11 @@ from msgspec.structs import replace
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.experience import Learned, kind_of
 from kvrelay.fleet.flight import AbandonDecode, Command, Plan, Refuse, Rest, Start, Waits
+from kvrelay.fleet.workers import Member, Roster
 from kvrelay.policy.admit import Slo
 from kvrelay.policy.recover import Manner, Pace
 from kvrelay.protocol.feed import Heartbeat, TransferEvent
-from kvrelay.types import Role, Stage
+from kvrelay.types import Role, Stage, WorkerInfo
 from tests.fleet.known import PERF, ask, known_brain, member
 from tests.fleet.values import begun, store
 
@@ -331,6 +332,64 @@ def test_an_answer_that_nobody_can_write_at_the_moment_goes_on_once_somebody_is_
     (start,) = beats.brain.recovery.turn(3.4)
     assert isinstance(start, Start)
     assert len(beats.brain.recovery) == 0
+
+
+def reborn(brain: Brain, name: str, now: float) -> None:
+    """The process of ``name`` is another one."""
+    brain.register_worker(replace(member(name, Role.DECODE), incarnation="i2"), now)
+
+
+def test_an_answer_waits_for_its_only_worker_to_start_again() -> None:
+    brain = known_brain([], [("d0", "s1")])
+    writing(brain)
+    brain.members.link(member("d0", Role.DECODE), 1)
+    brain.members.link(member("d0", Role.DECODE), -1)
+    assert isinstance(brain.recovery.lost("r0", rest(), reason="reset", now=1.0), Waits)
+    assert list(brain.recovery.turn(1.5)) == []
+    reborn(brain, "d0", 2.0)
+    (start,) = brain.recovery.turn(2.0)
+    assert isinstance(start, Start)
+    brain.check_invariants()
+
+
+def test_an_answer_goes_on_at_a_worker_that_failed_it_and_started_again_since() -> None:
+    brain = known_brain([], [("d0", "s1"), ("d1", "s1")])
+    lost = writing(brain)
+    assert isinstance(brain.recovery.lost("r0", rest(), reason="reset", now=1.0), Plan)
+    brain.members.link(member(lost, Role.DECODE), 1)
+    brain.members.link(member(lost, Role.DECODE), -1)
+    reborn(brain, lost, 2.0)
+    assert isinstance(brain.recovery.lost("r0", rest(), reason="reset", now=2.1), Plan)
+    assert brain.decode_order("r0", 2.1).worker == lost
+    brain.check_invariants()
+
+
+def looks(waiting: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How often all members are looked at for ``waiting`` answers that nobody can write."""
+    brain, count = known_brain([], [("d0", "s1"), ("d1", "s1")]), 0
+    members = brain.fleet.workers
+    for number in range(waiting):
+        begun(brain, ask(f"r{number}", (number, 20)))
+        brain.first_token(f"r{number}", 0.4)
+    for name in ("d0", "d1"):
+        members.stall(name, 1.0)
+    for number in range(waiting):
+        lost = Rest(ask=ask(f"r{number}", (number, 20)), tokens=1)
+        assert isinstance(brain.recovery.lost(f"r{number}", lost, reason="reset", now=1.0), Waits)
+
+    def each(roster: Roster[WorkerInfo]) -> Iterator[Member[WorkerInfo]]:
+        nonlocal count
+        count += roster is members
+        return iter([roster._members[name] for name in sorted(roster._members)])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Roster, "__iter__", each)
+        assert list(brain.recovery.turn(1.1)) == []
+    return count
+
+
+def test_members_are_looked_at_once_for_all_answers_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 1 <= looks(1, monkeypatch) == looks(30, monkeypatch)
 
 
 def test_nobody_waits_for_ever_for_a_worker_that_could_write() -> None:
