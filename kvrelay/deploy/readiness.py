@@ -20,7 +20,7 @@ async def lacking(control: str, key: bytes, expected: set[str], *, or_draining: 
     missing = sorted((expected - set(said.members)) | (or_draining - set(said.members) - set(said.draining)))
     if missing:
         return f"it lacks {', '.join(missing)}"
-    return "" if said.serving or said.draining else said.why
+    return "" if said.serving else said.why
 
 
 async def answers(control: str, key: bytes) -> bool:

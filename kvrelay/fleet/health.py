@@ -46,6 +46,12 @@ def examine(brain: Brain, now: float) -> Health:
     )
 
 
+def serves_unless_drained(brain: Brain, now: float) -> bool:
+    """Whether requests are answered, or would be, had nobody drained who could answer them."""
+    able = (*brain.fleet.workers.usable(now), *(member.info for member in _draining(brain, now)))
+    return any(worker.role.decodes for worker in able)
+
+
 def _judge(brain: Brain, usable: Sequence[WorkerInfo], lost: list[dict[str, str]], now: float) -> tuple[str, str]:
     if not any(worker.role.decodes for worker in usable):
         draining = [member.info.name for member in _draining(brain, now) if member.info.role.decodes]

@@ -56,6 +56,7 @@ class Ready(Message, frozen=True, kw_only=True):
     """The answer to ``AskReady``."""
 
     serving: bool
+    """Requests are answered, or would be, had nobody drained who could answer them."""
     why: str
     """What is not as meant; empty when all is."""
     members: list[str]

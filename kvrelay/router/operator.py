@@ -9,7 +9,7 @@ from kvrelay.channel import Channel
 from kvrelay.errors import Malformed, Refused
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.flight import Command
-from kvrelay.fleet.health import examine
+from kvrelay.fleet.health import examine, serves_unless_drained
 from kvrelay.protocol.handshake import Rejected
 from kvrelay.protocol.message import Message
 from kvrelay.protocol.operator import AskReady, AskRemaining, DrainWorker, HandOver, Ready
@@ -62,4 +62,6 @@ class OperatorServer:
             for member in fleet.workers
             if member.draining and fleet.workers.is_alive(member.info.name, now)
         ]
-        return Ready(serving=health.serving, why=health.why, members=members, draining=draining)
+        return Ready(
+            serving=serves_unless_drained(self._brain, now), why=health.why, members=members, draining=draining
+        )

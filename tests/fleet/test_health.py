@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvrelay.fleet.brain import Brain
-from kvrelay.fleet.health import examine
+from kvrelay.fleet.health import examine, serves_unless_drained
 from kvrelay.types import Role
 from tests.fleet.values import store, worker
 
@@ -118,3 +118,14 @@ def test_a_store_that_fell_silent_is_told_apart_from_one_that_never_came() -> No
     fleet = brain()
     fleet.register_worker(worker("b"), 2.5)
     assert examine(fleet, 2.5).why == f"store {store().name!r} of worker 'b' is not heard; see its log"
+
+
+@pytest.mark.parametrize(("drained", "serves"), [("d", True), ("p", False)])
+def test_only_who_could_answer_and_drains_excuses_that_nobody_does(drained: str, serves: bool) -> None:
+    fleet = brain()
+    fleet.register_worker(worker("p", Role.PREFILL), 0.0)
+    if serves:
+        fleet.register_worker(worker("d", Role.DECODE), 0.0)
+    fleet.drains.begin(drained, 0.0, force=True)
+    assert not examine(fleet, 0.0).serving
+    assert serves_unless_drained(fleet, 0.0) is serves

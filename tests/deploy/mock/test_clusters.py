@@ -118,17 +118,30 @@ async def drains(cluster: LocalCluster, control: str) -> bool:
 async def test_who_drains_is_lacked_only_by_who_needs_it(
     expected: set[str], or_draining: set[str], answer: str
 ) -> None:
+    assert await lacking_at(Ready(serving=True, why="", members=["a"], draining=["b"]), expected, or_draining) == answer
+
+
+async def test_a_draining_worker_hides_no_other_reason_for_not_serving() -> None:
+    said = Ready(serving=False, why="no decode worker is ready", members=["a"], draining=["b"])
+    assert await lacking_at(said, {"a"}, {"b"}) == said.why
+
+
+async def lacking_at(said: Ready, expected: set[str], or_draining: set[str]) -> str:
+    """What is lacking at a router that says this."""
+
     async def serve(link: Channel) -> None:
         assert isinstance(await link.recv(), AskReady)
-        await link.send(Ready(serving=True, why="", members=["a"], draining=["b"]))
+        await link.send(said)
 
     sock = bind_tcp("127.0.0.1", 0)
     listener = Listener(sock, KEY, receiver="router", purposes={"operator"}, serve=serve)
     running = asyncio.create_task(listener.run())
     address = f"127.0.0.1:{sock.getsockname()[1]}"
-    assert await lacking(address, KEY, expected, or_draining=or_draining) == answer
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
+    try:
+        return await lacking(address, KEY, expected, or_draining=or_draining)
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
 
 
 def crew_of_sleepers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Crew:
