@@ -104,11 +104,12 @@ class Patience(Value, frozen=True, kw_only=True):
 
     def is_forgotten(self, silent_s: float, step_s: float, moves: int = 0) -> bool:
         """Whether a worker that makes progress has ceased to write one of its answers; ``moves`` as above."""
-        return silent_s > max(self.alone_s, self.silence_s(step_s)) * _doubts(moves)
+        return silent_s > max(self.alone_s, self.steps * step_s) * _doubts(moves)
 
     def silence_s(self, step_s: float) -> float:
-        """Longest silence of a stream whose worker takes ``step_s`` for a step and shows no life."""
-        return max(self.stream_s, self.steps * step_s)
+        """Longest silence of a stream whose worker takes ``step_s`` for a step and shows no life. One that was slow is
+        not waited for much longer than its client does."""
+        return max(self.stream_s, min(self.alone_s, self.steps * step_s))
 
 
 def _doubts(moves: int) -> float:

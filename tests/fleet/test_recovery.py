@@ -442,6 +442,20 @@ def test_an_answer_that_came_slowly_is_waited_for_as_long_as_eight_of_its_words_
     assert 8.0 < beats.now < 8.4
 
 
+def test_a_worker_that_stands_still_is_not_waited_for_much_longer_however_slow_it_was() -> None:
+    beats = Beats("d0", "d1")
+    beats.asked()
+    beats.brain.first_token("r0", 0.1)
+    lost = beats.decode
+    beats.steps(0.2)
+    commands: list[Command] = []
+    while not commands and beats.now < 60.0:
+        beats.steps(beats.now + 0.1, hangs=lost)
+        commands = beats.brain.silences.unanswered("r0", 0.1, beats.now, 10.0)
+    assert commands == [AbandonDecode(request_id="r0", reason="silent")]
+    assert beats.now < 30.5
+
+
 def test_a_stream_is_waited_for_at_its_own_pace_and_not_at_that_of_others() -> None:
     beats = Beats("d0", "d1")
     beats.asked()
@@ -451,7 +465,7 @@ def test_a_stream_is_waited_for_at_its_own_pace_and_not_at_that_of_others() -> N
         begun(beats.brain, ask(f"r{number}", (8, 1000)))
         beats.brain.first_token(f"r{number}", 0.1)
         beats.brain.silences.unanswered(f"r{number}", 0.1, 0.1, 5.0)
-    assert beats.brain.silences.silence_s(lost, 0.1) == 40.0, "who has no pace of its own"
+    assert beats.brain.silences.silence_s(lost, 0.1) == 30.0, "who has no pace of its own"
     beats.steps(0.2)
     commands: list[Command] = []
     while not commands and beats.now < 60.0:
