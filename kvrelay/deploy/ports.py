@@ -78,8 +78,8 @@ class PortClaims:
         return True
 
     def _keep_if_free(self, host: str, port: int) -> bool:
-        if free := is_free(host, port):
-            return free
+        if is_free(host, port):
+            return True
         self._held.pop(port).close()
         return False
 
