@@ -1,0 +1,237 @@
+"""Workers that say nothing: who counts as lost, and who is waited for."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvrelay.fleet.flight import AbandonDecode, Command, Plan, Refuse, Rest, Start, Waits
+from kvrelay.protocol.feed import TransferEvent
+from kvrelay.types import Stage
+from tests.fleet.beats import Beats, rest
+from tests.fleet.known import ask
+from tests.fleet.values import begun
+
+
+@pytest.mark.parametrize("computed", [False, True], ids=["P computes", "pages travel"])
+def test_a_d_that_waits_for_pages_does_not_hang(computed: bool) -> None:
+    beats = Beats("d0", "d1")
+    beats.asked()
+    if computed:
+        beats.brain.prefill_finished("r0", 0, 0, 0.2)
+    assert beats.silent(9.0) is None
+    assert (beats.brain.silences.stalls, len(beats.brain.fleet.workers.usable(9.0))) == (0, 3)
+
+
+def test_a_d_that_has_all_pages_and_makes_no_progress_hangs() -> None:
+    beats = Beats("d0", "d1")
+    transfer = beats.asked()
+    beats.brain.prefill_finished("r0", 0, 0, 0.2)
+    beats.brain.transfer_event(TransferEvent(store="s1", transfer=transfer, stage=Stage.ARRIVED), 0.3)
+    assert beats.silent(9.0) is not None
+    assert beats.brain.silences.stalls == 1
+
+
+def test_a_d_that_falls_silent_hangs_whatever_it_waited_for() -> None:
+    beats = Beats("d0", "d1")
+    beats.asked()
+    assert beats.silent(9.0, mute={beats.decode}) is not None
+
+
+def test_nobody_leaves_a_d_for_another_one_that_is_as_silent() -> None:
+    beats = Beats("d0", "d1")
+    beats.asked()
+    assert beats.silent(1.9, mute={"d0", "d1"}) is None
+    assert beats.brain.silences.stalls == 0
+
+
+def test_the_rest_goes_to_one_that_is_heard() -> None:
+    beats = Beats("d0", "d1", "d2")
+    beats.asked()
+    lost = beats.decode
+    mute = next(name for name in ("d0", "d1", "d2") if name != lost)
+    beats.silent(1.9, mute={mute})
+    assert beats.brain.fleet.workers.is_usable(mute, 1.9)
+    beats.brain.first_token("r0", 1.9)
+    assert isinstance(beats.brain.recovery.lost("r0", rest(), reason="reset", now=1.9), Plan)
+    assert beats.decode not in (lost, mute)
+
+
+def test_an_answer_that_was_moved_without_a_word_bears_longer_pauses_of_workers() -> None:
+    beats = Beats("d0", "d1", "d2")
+    beats.asked()
+    beats.brain.first_token("r0", 0.1)
+    waits_s = []
+    for _ in range(2):
+        lost, since_s = beats.decode, beats.now
+        beats.steps(beats.now + 0.1)
+        while not beats.brain.silences.unanswered("r0", since_s, beats.now):
+            beats.steps(beats.now + 0.1, hangs=lost)
+        waits_s.append(beats.now - since_s)
+        assert isinstance(beats.brain.recovery.lost("r0", rest(), reason="silent", now=beats.now), Plan)
+    assert 1.5 < waits_s[0] < 1.8
+    assert 2.0 < waits_s[1] < 2.4
+
+
+def lost_in_silence(beats: Beats) -> None:
+    """``r0`` lost its worker's connection, after 3 s in which this router heard nobody."""
+    beats.asked()
+    beats.brain.first_token("r0", 0.1)
+    beats.steps(0.2)
+    assert isinstance(beats.brain.recovery.lost("r0", rest(), reason="reset", now=3.2), Waits)
+    assert list(beats.brain.recovery.turn(3.3)) == []
+
+
+def test_an_answer_that_nobody_can_write_at_the_moment_goes_on_once_somebody_is_heard() -> None:
+    beats = Beats("d0", "d1")
+    lost_in_silence(beats)
+    beats.steps(3.4)
+    (start,) = beats.brain.recovery.turn(3.4)
+    assert isinstance(start, Start)
+    assert len(beats.brain.recovery) == 0
+
+
+def test_nobody_waits_for_ever_for_a_worker_that_could_write() -> None:
+    beats = Beats("d0", "d1")
+    lost_in_silence(beats)
+    assert list(beats.brain.recovery.turn(6.1)) == []
+    (refuse,) = beats.brain.recovery.turn(9.3)
+    assert isinstance(refuse, Refuse)
+    assert "no worker is left" in refuse.reason
+
+
+def test_answers_that_wait_for_their_turn_outlive_a_moment_in_which_nobody_is_heard() -> None:
+    beats = Beats("d0", "d1", known=True)
+    recovery, names = beats.brain.recovery, [f"r{number}" for number in range(80)]
+    for number, name in enumerate(names):
+        begun(beats.brain, ask(name, (number, 500)))
+        beats.brain.first_token(name, 0.1)
+    beats.steps(0.2)
+    names = [name for name in names if recovery.writer(name) == "d0"]
+    started: list[Command | Plan] = []
+    for number, name in enumerate(names):
+        plan = recovery.lost(name, Rest(ask=ask(name, (100 + number, 500)), tokens=1), reason="reset", now=0.2)
+        started += [plan] if isinstance(plan, Plan) else []
+    while beats.now < 7.0:
+        beats.steps(beats.now + 0.2)
+        started += recovery.turn(beats.now)
+    assert len(recovery) >= 3, "they have waited longer for their turn than anybody does for a worker"
+    for tenth in range(100, 130):
+        assert list(recovery.turn(tenth / 10)) == []
+    told = beats.brain.standings.of(next(name for name in names if recovery.waiting(name)), None, 12.9)
+    assert (told.waits_for, told.given_up_s) == ("writer", recovery.leave_s)
+    while beats.now < 30.0:
+        beats.steps(max(13.0, beats.now + 0.2))
+        started += recovery.turn(beats.now)
+    assert len(started) == len(names)
+    assert not any(isinstance(command, Refuse) for command in started)
+
+
+def test_an_answer_that_came_slowly_is_waited_for_as_long_as_eight_of_its_words_take() -> None:
+    beats = Beats("d0", "d1")
+    beats.asked()
+    beats.brain.first_token("r0", 0.1)
+    lost = beats.decode
+    beats.steps(0.2)
+    commands: list[Command] = []
+    while not commands and beats.now < 60.0:
+        beats.steps(beats.now + 0.1, hangs=lost)
+        commands = beats.brain.silences.unanswered("r0", 0.1, beats.now, 1.0)
+    assert commands == [AbandonDecode(request_id="r0", reason="silent")]
+    assert 8.0 < beats.now < 8.4
+
+
+def test_a_worker_that_stands_still_is_not_waited_for_much_longer_however_slow_it_was() -> None:
+    beats = Beats("d0", "d1")
+    beats.asked()
+    beats.brain.first_token("r0", 0.1)
+    lost = beats.decode
+    beats.steps(0.2)
+    commands: list[Command] = []
+    while not commands and beats.now < 60.0:
+        beats.steps(beats.now + 0.1, hangs=lost)
+        commands = beats.brain.silences.unanswered("r0", 0.1, beats.now, 10.0)
+    assert commands == [AbandonDecode(request_id="r0", reason="silent")]
+    assert beats.now < 30.5
+
+
+def test_a_stream_is_waited_for_at_its_own_pace_and_not_at_that_of_others() -> None:
+    beats = Beats("d0", "d1")
+    beats.asked()
+    beats.brain.first_token("r0", 0.1)
+    lost = beats.decode
+    for number in range(1, 5):
+        begun(beats.brain, ask(f"r{number}", (8, 1000)))
+        beats.brain.first_token(f"r{number}", 0.1)
+        beats.brain.silences.unanswered(f"r{number}", 0.1, 0.1, 5.0)
+    assert beats.brain.silences.silence_s(lost, 0.1) == 30.0, "who has no pace of its own"
+    beats.steps(0.2)
+    commands: list[Command] = []
+    while not commands and beats.now < 60.0:
+        beats.steps(beats.now + 0.1, hangs=lost)
+        commands = beats.brain.silences.unanswered("r0", 0.2, beats.now, 0.03)
+    assert commands == [AbandonDecode(request_id="r0", reason="silent")]
+    assert beats.now - 0.2 < 1.8
+
+
+def test_an_answer_that_its_busy_worker_has_forgotten_goes_on_elsewhere() -> None:
+    beats = Beats("d0", "d1")
+    beats.asked()
+    beats.brain.first_token("r0", 0.1)
+    commands: list[Command] = []
+    while not commands and beats.now < 60.0:
+        beats.steps(beats.now + 0.5)
+        commands = beats.brain.silences.unanswered("r0", 0.1, beats.now)
+    assert commands == [AbandonDecode(request_id="r0", reason="forgotten")]
+    assert 30.0 < beats.now < 31.0
+    assert beats.brain.silences.stalls == 0, "its worker works"
+
+
+def moved(beats: Beats) -> str:
+    """``r0`` goes on at a second worker, its name, which has not written a word of it."""
+    beats.asked()
+    beats.brain.first_token("r0", 0.1)
+    beats.steps(0.2)
+    assert isinstance(beats.brain.recovery.lost("r0", rest(), reason="reset", now=0.2), Plan)
+    return beats.decode
+
+
+@pytest.mark.parametrize("others", [(), ("d2",)], ids=["the first one is well again", "there is a third one"])
+def test_a_moved_answer_that_its_busy_worker_has_forgotten_goes_on_elsewhere(others: tuple[str, ...]) -> None:
+    beats = Beats("d0", "d1", *others)
+    second = moved(beats)
+    commands: list[Command] = []
+    while not commands and beats.now < 200.0:
+        beats.steps(beats.now + 0.5)
+        commands = beats.brain.silences.unanswered("r0", 0.2, beats.now)
+    assert commands == [AbandonDecode(request_id="r0", reason="forgotten")]
+    assert 60.0 < beats.now < 61.0, "it may have queued"
+    assert isinstance(beats.brain.recovery.lost("r0", rest(), reason="forgotten", now=beats.now), Plan)
+    assert beats.decode != second
+    beats.brain.check_invariants()
+
+
+def test_nobody_waits_for_pages_for_ever() -> None:
+    beats = Beats("d0", "d1")
+    beats.asked()
+    beats.brain.prefill_finished("r0", 0, 0, 0.2)
+    assert beats.silent(59.0) is None
+    assert beats.silent(62.0) is not None
+
+
+def test_the_only_d_gets_work_however_long_it_is_silent() -> None:
+    beats = Beats("d0")
+    transfer = beats.asked()
+    beats.brain.prefill_finished("r0", 0, 0, 0.2)
+    beats.brain.transfer_event(TransferEvent(store="s1", transfer=transfer, stage=Stage.ARRIVED), 0.3)
+    assert beats.silent(9.0) is None
+    assert beats.brain.fleet.workers.is_usable("d0", 9.0)
+
+
+def test_a_worker_that_hangs_does_not_get_work_for_dialling_again() -> None:
+    beats = Beats("d0", "d1")
+    roster = beats.brain.fleet.workers
+    roster.hear("d0", "i1", healthy=True, counts={}, now=0.1, progress=5)
+    roster.stall("d0", 0.2)
+    beats.brain.register_worker(beats.workers[1], 0.3)
+    assert not roster.is_usable("d0", 0.3)
+    assert roster.silent_s("d0", 0.3) == pytest.approx(0.2)
