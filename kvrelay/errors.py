@@ -29,6 +29,10 @@ class Unasked(Lost):
     """It never had what was asked of it, or turned it away: whatever happened to it, this was not the reason."""
 
 
+class Failing(Lost):
+    """It answered that it failed: its engine may have died of what was asked, or it fails at everything."""
+
+
 class Harmful(KvrelayError):
     """Workers fail at this very request, one after the other: no other one is to have it."""
 

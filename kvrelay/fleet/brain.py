@@ -306,8 +306,10 @@ class Brain:
         flight = self._flights[request_id]
         self.outcomes.decode_refused(flight, now)
         self.waits.failed(request_id)
-        self.suspects.decode_lost(flight, reason, now)
         pick = self._chooser.decode(flight.ask, self.fleet.workers.still(flight.tried_decode), now)
+        if pick is None and reason == "failed":
+            return False  # all are alive, and fail at everything for all that is known
+        self.suspects.decode_lost(flight, reason, now)
         if pick is None:
             return False
         self._launcher.move(flight, pick, now)

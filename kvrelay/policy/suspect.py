@@ -11,7 +11,7 @@ dies at that very moment is far less likely than that the request is the reason.
 MAX_DEATHS = 5
 """Workers in a row that it may lose whatever else they had. Where many are killed under load, a request that still
 waits for its first word may well meet three of them."""
-DEADLY = frozenset({"reset", "silent"})
+DEADLY = frozenset({"reset", "failed", "silent"})
 """Ways to lose a worker that may be the request's doing: it hung up, or failed inside, or stands still. One that was
 never reached, said goodbye or has no room is not among them."""
 

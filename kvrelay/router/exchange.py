@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable
 
-from kvrelay.errors import Harmful, Lost, Malformed, Overloaded, Unasked
+from kvrelay.errors import Harmful, Lost, Malformed, Overloaded
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.flight import (
     AbandonDecode,
@@ -24,7 +24,7 @@ from kvrelay.policy.route import Path
 from kvrelay.router import sse
 from kvrelay.router.answers import StreamedAnswer, WholeAnswer
 from kvrelay.router.decodes import Decodes
-from kvrelay.router.failures import Rejected, blames_client
+from kvrelay.router.failures import Rejected, blames_client, loss
 from kvrelay.router.job import Job
 from kvrelay.router.legs import decode_body, local_body
 from kvrelay.router.prefills import Prefills, accepted
@@ -182,7 +182,9 @@ class Exchange:
                 return await self._decode()
             except (Lost, Malformed) as error:
                 self._decodes.drop()
-                reason = "unasked" if isinstance(error, Unasked) else self._decodes.take_reason("reset")
+                reason = loss(error)
+                if reason == "reset":
+                    reason = self._decodes.take_reason(reason)
                 has_next = self._brain.decode_refused(self._id, self._clock(), reason=reason)
                 self._obey(self._brain.waits.flush(self._clock()))
                 if not has_next:

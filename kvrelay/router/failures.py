@@ -7,7 +7,7 @@ from http import HTTPStatus
 
 import msgspec
 
-from kvrelay.errors import BadRequest, Harmful, KvrelayError, Lost, Retry
+from kvrelay.errors import BadRequest, Failing, Harmful, KvrelayError, Lost, Retry, Unasked
 from kvrelay.policy.admit import RETRY_AFTER_S
 
 CLIENT_CLOSED = 499
@@ -28,6 +28,17 @@ class Rejected(KvrelayError):
 def blames_client(status: int) -> bool:
     """Whether a worker's status says that the request is wrong, so that no other worker would take it."""
     return 400 <= status < 500 and status not in _NOT_THE_CLIENTS
+
+
+def loss(error: KvrelayError) -> str:
+    """How a worker was lost, in one word."""
+    match error:
+        case Unasked():
+            return "unasked"
+        case Failing():
+            return "failed"
+        case _:
+            return "reset"
 
 
 def error_body(message: str, status: int, param: str | None = None) -> bytes:

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
 
-from kvrelay.errors import KvrelayError, Lost, Unasked
+from kvrelay.errors import Failing, KvrelayError, Lost, Unasked
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.flight import Command, PrefillOrder
 from kvrelay.router.failures import Rejected, blames_client
@@ -117,12 +117,12 @@ class Prefills:
 
 
 async def accepted(reply: Reply) -> bytes:
-    """The body of a 200. Raises ``Rejected`` on an answer that blames the request, ``Lost`` on any other, ``Unasked``
-    where that says that the worker never tried: an engine that dies answers what it had with 500."""
+    """The body of a 200. Raises ``Rejected`` on an answer that blames the request, ``Unasked`` where it says that the
+    worker never tried, ``Failing`` on a 500: an engine that dies answers what it had so."""
     if reply.status == 200:
         return await reply.read()
     body = await reply.read(MAX_ERROR_BYTES)
     if blames_client(reply.status):
         raise Rejected(reply.status, body)
-    failed = Lost if reply.status == HTTPStatus.INTERNAL_SERVER_ERROR else Unasked
+    failed = Failing if reply.status == HTTPStatus.INTERNAL_SERVER_ERROR else Unasked
     raise failed(f"a worker answered with status {reply.status}")

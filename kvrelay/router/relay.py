@@ -11,10 +11,11 @@ from typing import Protocol
 
 import msgspec
 
-from kvrelay.errors import Harmful, KvrelayError, Lost, Malformed, Unasked
+from kvrelay.errors import Harmful, KvrelayError, Lost, Malformed
 from kvrelay.router import sse
 from kvrelay.router.answers import Outlet
 from kvrelay.router.continuation import Continuation
+from kvrelay.router.failures import loss
 from kvrelay.router.rest import Differs
 from kvrelay.router.resumable import Remains
 from kvrelay.router.tap import Tap
@@ -99,7 +100,7 @@ class Relay:
                 log.warning("an answer cannot go on: %s", error)
                 self._tap = None
             except (Lost, Malformed) as error:
-                reason = "unasked" if isinstance(error, Unasked) else "reset"
+                reason = loss(error)
         if not self._whole and not self._failed:
             self._failed = True
             yield sse.error_event(self._why, 502)

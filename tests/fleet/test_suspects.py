@@ -42,13 +42,20 @@ def deaths(brain: Brain, name: str, reason: str = "reset") -> int:
     return count
 
 
-@pytest.mark.parametrize("reason", ["reset", "silent"])
+@pytest.mark.parametrize("reason", ["reset", "failed", "silent"])
 def test_a_request_that_is_alone_takes_two_workers_and_no_more(reason: str) -> None:
     brain = known_brain([], DECODES)
     begun(brain, ask("r0", (7, 200)))
     assert deaths(brain, "r0", reason) == 2
     assert brain.suspects.ended == 1
     brain.check_invariants()
+
+
+def test_where_all_workers_answer_that_they_failed_nobody_says_that_it_is_the_request() -> None:
+    brain = known_brain([], DECODES[:2])
+    begun(brain, ask("r0", (7, 200)))
+    assert deaths(brain, "r0", "failed") == 2
+    assert brain.suspects.ended == 0
 
 
 def test_workers_that_were_silent_before_they_were_asked_are_held_against_nobody() -> None:
