@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import msgspec
@@ -9,7 +10,7 @@ import pytest
 
 from kvrelay.config import Config, ConnectorConfig, WorkerConfig
 from kvrelay.deploy.engine import engine_command, engine_spec
-from kvrelay.deploy.vllm_args import ALLOWED
+from kvrelay.deploy.vllm_args import ALLOWED, STRUCTURED_KEYS
 from kvrelay.errors import Misconfigured
 
 TOOLS = ("--enable-auto-tool-choice", "--tool-call-parser=hermes")
@@ -47,7 +48,9 @@ def test_no_flag_that_kvrelay_sets_is_allowed() -> None:
 @pytest.mark.parametrize(
     "argument",
     ["--kv-cache-dtype=fp8", "--hf-overrides={}", "--quantization=fp8", "--tool-call=hermes", "--chat-template=x",
-     "--kv-transfer-config.kv_role=kv_both", "--config=x", "--no-enable-prefix-caching", "--middleware=x", "--"],
+     "--kv-transfer-config.kv_role=kv_both", "--config=x", "--no-enable-prefix-caching", "--middleware=x", "--",
+     "--exclude-tools-when-tool-choice-none", "--tool-parser-plugin=/x.py", "--reasoning_parser_plugin=/x.py",
+     "--structured-outputs-config.reasoning_parser_plugin=/x.py"],
 )  # fmt: skip
 def test_a_flag_that_is_not_known_to_be_harmless_is_refused_by_name(argument: str) -> None:
     with pytest.raises(Misconfigured, match=r"it takes --enable-auto-tool-choice, "):
@@ -60,8 +63,29 @@ def test_a_word_of_its_own_is_refused(argument: str) -> None:
         command("--tool-call-parser", argument)
 
 
+def test_the_backend_of_structured_outputs_may_be_chosen() -> None:
+    argument = '--structured-outputs-config={"backend": "xgrammar", "disable_any_whitespace": true}'
+    assert command(argument)[-1] == argument
+
+
+def test_no_program_reaches_the_engine_as_a_plug_in_of_structured_outputs() -> None:
+    with pytest.raises(Misconfigured, match="has reasoning_parser_plugin in --structured-outputs-config"):
+        command('--structured_outputs_config={"backend": "auto", "reasoning_parser_\\u0070lugin": "/x.py"}')
+
+
+@pytest.mark.parametrize("value", ["", "=", "={", "=[]", "=xgrammar", "=null"])
+def test_structured_outputs_are_configured_by_a_json_object(value: str) -> None:
+    with pytest.raises(Misconfigured, match="write it as a JSON object"):
+        command(f"--structured-outputs-config{value}")
+
+
 def test_every_allowed_flag_is_one_of_vllms() -> None:
     launchers = pytest.importorskip("vllm.entrypoints.launchers.cli_args")
     arguments = pytest.importorskip("vllm.utils.argparse_utils")
     parser = launchers.make_arg_parser(arguments.FlexibleArgumentParser())
     assert set(parser._option_string_actions) >= ALLOWED
+
+
+def test_the_keys_of_structured_outputs_are_all_of_vllms_but_its_plug_in() -> None:
+    structured = pytest.importorskip("vllm.config.structured_outputs").StructuredOutputsConfig
+    assert {field.name for field in dataclasses.fields(structured)} == STRUCTURED_KEYS | {"reasoning_parser_plugin"}
