@@ -56,32 +56,38 @@ def _read(schema: object) -> object:
 
 
 def circular_ref(schema: object) -> str | None:
-    """A reference in ``schema`` that leads, from one to the next, to itself."""
-    ends: set[str] = set()
-    for ref in _refs(schema):
-        seen: set[str] = set()
-        at: str | None = ref
-        while at is not None and at not in ends:
-            if at in seen:
-                return at
-            if len(ends) + len(seen) >= MAX_STEPS:
+    """A reference that each answer to ``schema`` has to meet, and that leads, from one to the next, to itself.
+
+    One that none of them has to meet is the worker's to judge: it stands in a property that may be absent, in an array
+    that may be empty, in a definition that nobody uses, or is a value and no schema.
+    """
+    met: set[str] = set()
+    parts = [schema]
+    while parts:
+        part = parts.pop()
+        chain: set[str] = set()
+        while (ref := _next(part)) is not None and ref not in met:
+            if ref in chain:
+                return ref
+            if len(met) + len(chain) >= MAX_STEPS:
                 return None
-            seen.add(at)
-            at = _next(_target(schema, at))
-        ends |= seen
+            chain.add(ref)
+            part = _target(schema, ref)
+        met |= chain
+        if ref is None:
+            parts += _required_parts(part)
     return None
 
 
-def _refs(schema: object) -> Iterator[str]:
-    level = [schema]
-    while level:
-        node = level.pop()
-        if isinstance(node, dict):
-            if isinstance(ref := node.get("$ref"), str):
-                yield ref
-            level += node.values()
-        elif isinstance(node, list):
-            level += node
+def _required_parts(node: object) -> list[object]:
+    """Schemas of the properties that an object of ``node`` cannot be without."""
+    if not isinstance(node, dict) or node.get("type") != "object":
+        return []
+    properties, required = node.get("properties"), node.get("required")
+    if not isinstance(properties, dict) or not isinstance(required, list):
+        return []
+    names = {name for name in required if isinstance(name, str)}
+    return [part for name, part in properties.items() if name in names]
 
 
 def _next(node: object) -> str | None:

@@ -13,6 +13,9 @@ from kvrelay.router.request import Kind, parse
 
 NODE = {"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}}}
 
+LOOP = {"$ref": "#/$defs/n/properties/a"}
+NESTED = {"type": "object", "properties": {"b": {"$ref": "#/properties/a/properties/b"}}}
+
 
 @pytest.mark.parametrize(
     "schema",
@@ -23,6 +26,8 @@ NODE = {"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#/$defs/no
         {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
         {"$ref": "#/$defs/a~1b%20c", "$defs": {"a/b c": {"$ref": "#/$defs/a~1b%20c"}}},
         {"type": "object", "properties": {"a": {"$ref": "#/properties/a"}}, "required": ["a"]},
+        {"$ref": "#/$defs/n", "$defs": {"n": {"type": "object", "properties": {"a": LOOP}, "required": ["a"]}}},
+        {"type": "object", "properties": {"a": {**NESTED, "required": ["b"]}}, "required": ["a"]},
     ],
     ids=json.dumps,
 )
@@ -43,6 +48,16 @@ def test_a_schema_that_is_nothing_but_itself_is_found(schema: object) -> None:
         {"properties": {"$ref": {"type": "string"}}},
         {"allOf": [{"$ref": "#/$defs/node"}, {"$ref": "#/$defs/node"}], "$defs": {"node": NODE}},
         {"items": {"$ref": "#/$defs/a"}, "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"type": "array"}}},
+        {"type": "object", "properties": {"a": {"$ref": "#/properties/a"}}},
+        {"type": "object", "properties": {"a": {"$ref": "#/properties/a"}}, "required": ["b", {}]},
+        {"type": "object", "properties": {"a": NESTED}, "required": ["a"]},
+        {"properties": {"a": {"$ref": "#/properties/a"}}, "required": ["a"]},
+        {"type": "array", "items": {"$ref": "#/items"}},
+        {"anyOf": [{"type": "null"}, {"$ref": "#/anyOf/1"}]},
+        {"type": "string", "$defs": {"unused": {"$ref": "#/$defs/unused"}}},
+        {"type": "object", "default": {"$ref": "#/default"}},
+        {"enum": [{"$ref": "#/enum"}, {"$ref": "#"}]},
+        {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]},
     ],
     ids=json.dumps,
 )
