@@ -69,8 +69,8 @@ class Routers:
     async def drain(self, worker: str, *, undo: bool = False, force: bool = False) -> Said:
         """Give ``worker`` no new work, or work again. Raises ``Lost``, ``Refused``, ``Malformed``.
 
-        Of several routers one may refuse what others do: it has seen other workers fail. Then it is undone there,
-        unless the worker drained before.
+        Of several routers one may refuse what others do: it has seen other workers fail. Then it is undone there, and
+        at those whose answer was lost and who may have obeyed, unless the worker drained before.
         """
         order = DrainWorker(worker=worker, undo=undo, force=force)
         drained_before = not undo and await self._drains_somewhere(worker)
@@ -78,9 +78,9 @@ class Routers:
         try:
             said = _said(worker, answers.values())
         except Refused as refusal:
-            began = [address for address, answer in answers.items() if isinstance(answer, Remaining)]
+            others = [address for address, answer in answers.items() if not isinstance(answer, Refused)]
             if not undo and not drained_before:
-                await self._take_back(worker, began, refusal)
+                await self._take_back(worker, others, refusal)
             raise
         self._order = order
         return said
@@ -95,7 +95,7 @@ class Routers:
         failed = [f"{address} ({answer})" for address, answer in answers.items() if not isinstance(answer, Remaining)]
         if failed:
             drained = ", ".join(failed)
-            raise Refused(f"{refusal}; it drains still at {drained}: run kvrelay drain {worker} --undo") from refusal
+            raise Refused(f"{refusal}; it may drain still at {drained}: run kvrelay drain {worker} --undo") from refusal
 
     async def remaining(self, worker: str) -> Said:
         """What ``worker`` still does. Raises ``Lost``, ``Refused``, ``Malformed``."""

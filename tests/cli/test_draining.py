@@ -20,16 +20,24 @@ KEY = b"k" * 32
 
 
 class FakeRouter:
-    """One that knows a single worker, or nobody yet."""
+    """One that knows a single worker, or nobody yet. One that ``breaks`` obeys an order to drain, and hangs up."""
 
-    def __init__(self, *, knows: bool = True, draining: bool = False, undoes: bool = True) -> None:
+    def __init__(
+        self, *, knows: bool = True, draining: bool = False, undoes: bool = True, breaks: bool = False
+    ) -> None:
         self._knows = knows
         self._undoes = undoes
+        self._breaks = breaks
         self.draining = draining
 
     async def serve(self, link: Channel) -> None:
         while True:
-            await link.send(self._answer(await link.recv()))
+            message = await link.recv()
+            answer = self._answer(message)
+            if self._breaks and isinstance(message, DrainWorker) and not message.undo:
+                link.close()
+                return
+            await link.send(answer)
 
     def _answer(self, message: Message) -> Message:
         if not self._knows:
@@ -80,4 +88,19 @@ async def test_a_worker_that_drained_before_goes_on_draining() -> None:
 async def test_a_router_that_does_not_undo_it_is_named() -> None:
     said = await refused(FakeRouter(undoes=False), FakeRouter(knows=False))
     assert "no worker is called d0" in said
+    assert "(not now): run kvrelay drain d0 --undo" in said
+
+
+async def test_a_router_whose_answer_was_lost_is_told_to_undo_it_as_well() -> None:
+    first, lost = FakeRouter(), FakeRouter(breaks=True)
+    said = await refused(first, FakeRouter(knows=False), lost)
+    assert "no worker is called d0" in said
+    assert "--undo" not in said
+    assert not first.draining
+    assert not lost.draining
+
+
+async def test_a_router_whose_answers_are_both_lost_is_named() -> None:
+    said = await refused(FakeRouter(), FakeRouter(knows=False), FakeRouter(breaks=True, undoes=False))
+    assert "it may drain still at " in said
     assert "(not now): run kvrelay drain d0 --undo" in said
