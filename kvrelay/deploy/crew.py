@@ -42,7 +42,8 @@ class Crew:
         """Members that are meant to die."""
         self._revivals = Revivals()
         self._starts: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        """By name: a router that has died is started by one of those who want it to run."""
+        """By name: a router that has died is started by one of those who want it to run, and by none once it was killed
+        on purpose."""
 
     def __repr__(self) -> str:
         return f"<Crew of {len(self.members)}, {len(self.running())} running>"
@@ -92,12 +93,18 @@ class Crew:
         """Return once it is ready; kill it first when it runs. Raises ``Lost``."""
         async with self._starts[name]:
             if self._runs(name):
-                await self.kill(name)
+                await self._kill(name)
             await self.start(self.members[name])
+            self._revivals.settled(name)
         await self.until_ready([name], within_s)
 
     async def kill(self, name: str) -> None:
         """SIGKILL it and everything below it."""
+        async with self._starts[name]:
+            await self._kill(name)
+            self._revivals.settled(name)
+
+    async def _kill(self, name: str) -> None:
         self._doomed.add(name)
         await self._children[name].kill()
 
@@ -125,10 +132,13 @@ class Crew:
         none_left = not self.routers()
         for member in self._dead_routers():
             if self._revivals.waits(member.name) and (none_left or self._revivals.is_due(member.name, now)):
-                async with self._starts[member.name]:
-                    if not self._runs(member.name):
-                        await self.start(member)
-                self._revivals.started(member.name)
+                await self._revive(member)
+
+    async def _revive(self, member: Member) -> None:
+        async with self._starts[member.name]:
+            if not self._runs(member.name) and member.name not in self._doomed:  # others did something meanwhile
+                await self.start(member)
+            self._revivals.settled(member.name)
 
     def _dead_routers(self) -> list[Member]:
         """Those that nobody killed on purpose."""

@@ -54,8 +54,8 @@ class Revivals:
         """Whether the time of one that waits has come."""
         return now >= self._due_s[name]
 
-    def started(self, name: str) -> None:
-        """It waits no longer."""
+    def settled(self, name: str) -> None:
+        """It waits no longer: it was started, or is not wanted any more."""
         self._due_s.pop(name, None)
 
     def _recent(self, now: float) -> int:

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -16,11 +17,12 @@ from kvrelay.channel import Channel, Listener, bind_tcp
 from kvrelay.deploy import watch
 from kvrelay.deploy.crew import Crew
 from kvrelay.deploy.members import Kind, Member, RunDir
+from kvrelay.deploy.process import Child
 from kvrelay.deploy.revivals import LAST_PAUSE_S, MOST_DEATHS, SERVED_PAUSE_S, WINDOW_S, Revivals
 from kvrelay.deploy.watch import MOST_MISSED, RouterWatch
 from kvrelay.errors import Lost
 from kvrelay.protocol.operator import Ready
-from tests.patience import until
+from tests.patience import PATIENCE_S, until
 
 KEY = b"k" * 32
 
@@ -45,7 +47,7 @@ def test_one_that_waits_is_due_after_its_pause() -> None:
     pause_s = revivals.died("a", 10.0, served=False)
     assert not revivals.is_due("a", 10.0)
     assert revivals.is_due("a", 10.0 + pause_s)
-    revivals.started("a")
+    revivals.settled("a")
     assert not revivals.waits("a")
 
 
@@ -105,6 +107,14 @@ async def look(crew: Crew, now: float) -> None:
     await crew.revive_routers(now)
 
 
+async def let_router_1_wait(crew: Crew) -> None:
+    """It died again, and has to wait a little."""
+    for _ in range(2):
+        await die(crew, "router-1")
+        await look(crew, 0.0)
+    assert [member.name for member in crew.routers()] == ["router"]
+
+
 async def test_a_router_that_dies_ever_again_ends_nothing_while_another_one_serves(crew: Crew) -> None:
     now = 0.0
     for _ in range(MOST_DEATHS + 2):
@@ -116,11 +126,7 @@ async def test_a_router_that_dies_ever_again_ends_nothing_while_another_one_serv
 
 
 async def test_the_last_router_that_dies_while_another_one_waits_for_its_start_brings_both_back(crew: Crew) -> None:
-    await die(crew, "router-1")
-    await look(crew, 0.0)
-    await die(crew, "router-1")  # again: it has to wait a little
-    await look(crew, 0.0)
-    assert len(crew.routers()) == 1
+    await let_router_1_wait(crew)
     await die(crew, "router")
     await look(crew, 0.0)
     assert len(crew.routers()) == 2
@@ -133,14 +139,67 @@ async def test_the_death_of_all_routers_at_once_is_a_crash(crew: Crew) -> None:
         await look(crew, 0.0)
 
 
+async def test_one_that_waited_and_was_started_by_somebody_else_waits_and_is_told_of_when_it_dies_again(
+    crew: Crew, caplog: pytest.LogCaptureFixture
+) -> None:
+    await let_router_1_wait(crew)
+    await crew.start_again("router-1", PATIENCE_S)
+    await die(crew, "router-1")
+    caplog.clear()
+    await look(crew, 0.0)
+    assert "router-1 died (killed by SIGKILL) and is started again in" in caplog.text
+    assert [member.name for member in crew.routers()] == ["router"]
+
+
+async def test_no_router_waits_any_more_that_was_started_by_somebody_else(crew: Crew) -> None:
+    await let_router_1_wait(crew)
+    await crew.start_again("router-1", PATIENCE_S)
+    await die(crew, "router")
+    await die(crew, "router-1")
+    with pytest.raises(Lost, match="router died"):
+        await look(crew, 0.0)
+
+
+async def test_no_router_waits_any_more_that_was_killed_on_purpose(crew: Crew) -> None:
+    await let_router_1_wait(crew)
+    await crew.kill("router-1")
+    await die(crew, "router")
+    with pytest.raises(Lost, match="router died"):
+        await look(crew, 0.0)
+
+
+async def test_a_router_that_is_killed_on_purpose_while_another_one_is_started_stays_dead(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await let_router_1_wait(crew)
+    await die(crew, "router")
+    asked, go_on, start = asyncio.Event(), asyncio.Event(), Child.start
+
+    async def held(*arguments: Any) -> Child:
+        asked.set()
+        await go_on.wait()
+        return await start(*arguments)
+
+    monkeypatch.setattr(Child, "start", held)
+    crew.note_dead_routers(0.0)
+    reviving = asyncio.create_task(crew.revive_routers(0.0))
+    await asked.wait()
+    await crew.kill("router-1")
+    go_on.set()
+    await reviving
+    assert [member.name for member in crew.running()] == ["router"]
+
+
 async def test_a_router_that_answers_nothing_is_ended_and_started_again(
     crew: Crew, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(channel, "HANDSHAKE_S", 0.5)
-    watching, before = RouterWatch(crew, KEY), crew.pid("router-1")
-    for number in range(MOST_MISSED):
-        assert len(crew.running()) == 2, f"{number} questions"
-        await watching.ask(crew.routers())
+    watching, before, rounds = RouterWatch(crew, KEY), crew.pid("router-1"), 0
+    async with asyncio.timeout(PATIENCE_S):
+        while len(crew.running()) == 2:  # more rounds where the other one is slow to answer: it ends nobody then
+            await watching.ask(crew.routers())
+            rounds += 1
+    assert rounds >= MOST_MISSED
     assert [member.name for member in crew.running()] == ["router"]
     await look(crew, 0.0)
     assert crew.pid("router-1") != before
