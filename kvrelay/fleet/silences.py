@@ -10,7 +10,7 @@ from kvrelay.fleet.chooser import Chooser
 from kvrelay.fleet.experience import Experience
 from kvrelay.fleet.flight import AbandonDecode, AbandonPrefill, Command, Flight, LegState
 from kvrelay.fleet.loads import Loads
-from kvrelay.fleet.steps import Steps
+from kvrelay.fleet.steps import FORGET_S, Steps
 from kvrelay.fleet.suspects import Suspects
 from kvrelay.fleet.workers import Fleet
 from kvrelay.policy.recover import Patience
@@ -56,8 +56,8 @@ class Silences:
         if flight is None:
             return []
         worker, own_s = flight.decode.worker, gap_s if flight.writes else 0.0
-        self._note_step(worker, own_s, now)
-        forgotten = self._is_forgotten(flight, since_s, now, own_s)
+        self._note_step(worker, own_s, since_s, now)
+        forgotten = self._is_forgotten(flight, since_s, now)
         if not forgotten and not self._is_stalled(worker, since_s, now, self._moves(flight), own_s):
             return []
         if not flight.writes and self._waits_for_pages(flight, now):
@@ -73,19 +73,18 @@ class Silences:
             self._stall(worker, now)
         return [AbandonDecode(request_id=request_id, reason=FORGOTTEN if forgotten else "silent")]
 
-    def _note_step(self, worker: str, gap_s: float, now: float) -> None:
+    def _note_step(self, worker: str, gap_s: float, since_s: float, now: float) -> None:
+        """A stream that hangs would tell its old pace for ever: that is as old as its last word."""
         member = self._fleet.workers.get(worker)
-        if member is not None:
-            self._steps.saw(worker, member.info.incarnation, gap_s, now)
+        if member is not None and now - since_s <= FORGET_S:
+            self._steps.saw(worker, member.info.incarnation, gap_s, since_s)
 
-    def _is_forgotten(self, flight: Flight, since_s: float, now: float, own_s: float) -> bool:
+    def _is_forgotten(self, flight: Flight, since_s: float, now: float) -> bool:
         is_begun = flight.writes or flight.resumes > 0
         if not is_begun or now - since_s <= self._patience.alone_s:  # nearly always
             return False
-        worker = flight.decode.worker
-        makes_progress = self._fleet.workers.silent_s(worker, now) <= self._patience.worker_s
-        step_s, moves = own_s or self.step_s(worker, now), self._moves(flight)
-        return makes_progress and self._patience.is_forgotten(now - since_s, step_s, moves)
+        makes_progress = self._fleet.workers.silent_s(flight.decode.worker, now) <= self._patience.worker_s
+        return makes_progress and self._patience.is_forgotten(now - since_s, self._moves(flight))
 
     def _moves(self, flight: Flight) -> int:
         """How many workers had this answer since its last word, and did not write it."""
@@ -128,27 +127,34 @@ class Silences:
                     yield AbandonPrefill(request_id=flight.request_id, index=leg.index)
 
     def _is_stalled(self, worker: str, since_s: float, now: float, moves: int = 0, own_s: float = 0.0) -> bool:
-        """``own_s``: the pace of the stream itself, if it has one. What others or the past tell is less certain."""
+        """``own_s``: the pace of the stream itself, if it has one."""
         if now - since_s <= self._patience.stream_s:  # nearly always
             return False
         silent_s = self._fleet.workers.silent_s(worker, now)
-        return self._patience.is_over(now - since_s, silent_s, own_s or self.step_s(worker, now), moves)
+        return self._patience.is_over(now - since_s, silent_s, self._pace_s(worker, now, own_s), moves)
 
     def silence_s(self, worker: str, now: float, gap_s: float = 0.0) -> float:
         """For how long a request hears nothing of ``worker``, which shows no life, until another one writes.
 
         ``gap_s`` usually lay between two words of it; 0: there were no two.
         """
-        return self._patience.silence_s(gap_s or self.step_s(worker, now))
+        return self._patience.silence_s(self._pace_s(worker, now, gap_s))
+
+    def _pace_s(self, worker: str, now: float, own_s: float) -> float:
+        """That of a stream that was written at ``own_s``, unless it is 0. What others tell is less certain, and since
+        its last word many may have joined its batch."""
+        return max(own_s, self._predicted_s(worker)) if own_s else self.step_s(worker, now)
 
     def step_s(self, worker: str, now: float) -> float:
         """How long a step of ``worker`` takes now: as predicted, or as streams tell if that is longer; 0: unknown."""
         member = self._fleet.workers.get(worker)
         if member is None:
             return 0.0
-        sequences, kv_tokens = self._loads.sequences[worker], self._loads.kv_tokens[worker]
-        predicted_s = self._experience.step(worker).seconds(1.0, sequences, kv_tokens)
-        return max(predicted_s, self._steps.seconds(worker, member.info.incarnation, now))
+        return max(self._predicted_s(worker), self._steps.seconds(worker, member.info.incarnation, now))
+
+    def _predicted_s(self, worker: str) -> float:
+        """A step of all that it has."""
+        return self._experience.step(worker).seconds(1.0, self._loads.sequences[worker], self._loads.kv_tokens[worker])
 
     def _stall(self, worker: str, now: float) -> None:
         member = self._fleet.workers.get(worker)

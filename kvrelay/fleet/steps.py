@@ -30,13 +30,15 @@ class Steps:
         return f"<Steps of {len(self._steps)} workers>"
 
     def saw(self, worker: str, incarnation: str, gap_s: float, now: float) -> None:
-        """A stream has had so long a time between two words; 0: it had no two yet."""
+        """A stream had so long a time between two words, the last of them ``now``; 0: it had no two yet."""
         if not gap_s:
             return
-        before_s = self.seconds(worker, incarnation, now) or gap_s
-        if worker not in self._steps and len(self._steps) >= MAX_WORKERS:
+        known = self._steps.get(worker)
+        seen_s = now if known is None or known.incarnation != incarnation else max(now, known.seen_s)
+        before_s = self.seconds(worker, incarnation, seen_s) or gap_s
+        if known is None and len(self._steps) >= MAX_WORKERS:
             self._steps.clear()
-        self._steps[worker] = Step(before_s + WEIGHT * (gap_s - before_s), now, incarnation)
+        self._steps[worker] = Step(before_s + WEIGHT * (gap_s - before_s), seen_s, incarnation)
 
     def seconds(self, worker: str, incarnation: str, now: float) -> float:
         """0 when nothing was seen of this incarnation as of late."""

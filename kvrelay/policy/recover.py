@@ -102,9 +102,9 @@ class Patience(Value, frozen=True, kw_only=True):
         """
         return silent_s > self.silence_s(step_s) and worker_silent_s > self.worker_s * _doubts(moves)
 
-    def is_forgotten(self, silent_s: float, step_s: float, moves: int = 0) -> bool:
+    def is_forgotten(self, silent_s: float, moves: int = 0) -> bool:
         """Whether a worker that makes progress has ceased to write one of its answers; ``moves`` as above."""
-        return silent_s > max(self.alone_s, self.steps * step_s) * _doubts(moves)
+        return silent_s > self.alone_s * _doubts(moves)
 
     def silence_s(self, step_s: float) -> float:
         """Longest silence of a stream whose worker takes ``step_s`` for a step and shows no life. One that was slow is

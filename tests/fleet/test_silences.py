@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
+from kvrelay.fleet.experience import Learned, kind_of
 from kvrelay.fleet.flight import AbandonDecode, Command, Plan, Refuse, Rest, Start, Waits
+from kvrelay.policy.fit import start
 from kvrelay.protocol.feed import TransferEvent
-from kvrelay.types import Stage
+from kvrelay.types import Role, Stage
 from tests.fleet.beats import Beats, rest
-from tests.fleet.known import ask
+from tests.fleet.known import PERF, ask, member
 from tests.fleet.values import begun
 
 
@@ -171,6 +174,44 @@ def test_a_stream_is_waited_for_at_its_own_pace_and_not_at_that_of_others() -> N
         commands = beats.brain.silences.unanswered("r0", 0.2, beats.now, 0.03)
     assert commands == [AbandonDecode(request_id="r0", reason="silent")]
     assert beats.now - 0.2 < 1.8
+
+
+def test_a_stream_is_waited_for_as_long_as_the_batch_that_many_have_joined_is_predicted_to_take() -> None:
+    beats = Beats("d0", "d1")
+    slow = msgspec.structs.replace(PERF, step=start(0.01, 6e-3, 1e-9))
+    beats.brain.experience.recall(Learned(kinds={kind_of(member("any", Role.DECODE).engine): slow}, handoffs=0))
+    beats.asked()
+    beats.brain.first_token("r0", 0.1)
+    lost = beats.decode
+    for number in range(1, 121):
+        begun(beats.brain, ask(f"r{number}", (8, 16)), 0.1)
+    assert beats.brain.silences.step_s(lost, 0.1) > 0.3, "60 more are written there"
+    beats.steps(0.2)
+    while beats.now < 1.9:
+        assert beats.brain.silences.unanswered("r0", 0.2, beats.now, 0.03) == []
+        beats.steps(beats.now + 0.1, hangs=lost)
+    while not beats.brain.silences.unanswered("r0", 0.2, beats.now, 0.03):
+        beats.steps(beats.now + 0.1, hangs=lost)
+    assert 2.4 < beats.now < 4.0
+
+
+def test_a_stream_that_hangs_does_not_tell_its_old_pace_for_ever() -> None:
+    beats = Beats("d0", "d1")
+    beats.asked()
+    beats.brain.first_token("r0", 0.1)
+    while beats.now < 15.0:
+        beats.brain.silences.unanswered("r0", 0.1, beats.now, 5.0)
+        beats.steps(beats.now + 0.2)
+    assert beats.brain.silences.silence_s(beats.decode, beats.now) == 1.5
+
+
+def test_an_answer_that_its_busy_worker_has_forgotten_is_not_waited_for_much_longer_however_slowly_it_came() -> None:
+    beats = Beats("d0", "d1")
+    beats.asked()
+    beats.brain.first_token("r0", 0.1)
+    while not beats.brain.silences.unanswered("r0", 0.1, beats.now, 10.0):
+        beats.steps(beats.now + 0.5)
+    assert 30.0 < beats.now < 31.0
 
 
 def test_an_answer_that_its_busy_worker_has_forgotten_goes_on_elsewhere() -> None:

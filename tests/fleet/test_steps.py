@@ -33,6 +33,13 @@ def test_steps_of_a_worker_that_has_written_nothing_since_are_forgotten() -> Non
     assert steps.seconds("d0", "i1", 1.5 + FORGET_S) == 0.0
 
 
+def test_an_old_gap_does_not_make_newer_ones_old() -> None:
+    steps = Steps()
+    steps.saw("d0", "i1", 1.0, FORGET_S)
+    steps.saw("d0", "i1", 1.0, 1.0)
+    assert steps.seconds("d0", "i1", 2 * FORGET_S) == 1.0
+
+
 def test_workers_that_come_and_go_do_not_add_up() -> None:
     steps = Steps()
     for number in range(MAX_WORKERS + 1):
