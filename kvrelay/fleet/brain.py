@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from kvrelay.errors import Overloaded
+from kvrelay.errors import Harmful, Overloaded
 from kvrelay.fleet.chooser import Chooser
 from kvrelay.fleet.copies import Copies
 from kvrelay.fleet.decode_orders import DecodeOrders
@@ -23,6 +23,7 @@ from kvrelay.fleet.flight import (
     Flight,
     LegState,
     Plan,
+    Refuse,
     Start,
     Waits,
 )
@@ -41,7 +42,7 @@ from kvrelay.fleet.prefixes import Prefixes
 from kvrelay.fleet.recovery import Recovery
 from kvrelay.fleet.silences import Silences
 from kvrelay.fleet.standing import Standings
-from kvrelay.fleet.suspects import Suspects, why
+from kvrelay.fleet.suspects import Suspects
 from kvrelay.fleet.workers import Fleet
 from kvrelay.policy.admit import RETRY_AFTER_S, Limits
 from kvrelay.policy.patience import longest_hold_s
@@ -67,7 +68,9 @@ class Brain:
         index_pages: int = MAX_PAGES,
         limits: Limits | None = None,
         replicate_share: float = 0.0,
+        knows_all: bool = True,
     ) -> None:
+        """``knows_all``: no other router has requests at the workers."""
         self._transfer_wait_s = transfer_wait_s
         self.fleet = Fleet(dead_after_s, convert_kv_dtype=convert_kv_dtype)
         self.loads = Loads()
@@ -96,7 +99,7 @@ class Brain:
         known = self.fleet, self.index, self._holdings, self.loads, self.experience, self._flights
         self.copies = Copies(*known, replicate_share)
         self.waits = PrefixWaits(self.prefixes, self._launcher, self._flights, self._dispatch_if_ready)
-        self.suspects = Suspects(self.loads, self.fleet)
+        self.suspects = Suspects(self.loads, self.fleet, breakers, knows_all=knows_all)
         common = self._flights, self.fleet, self.loads, self._chooser, self.suspects
         longest = patience(dead_after_s, transfer_wait_s)
         self.silences = Silences(*common, self.experience, longest)
@@ -230,27 +233,31 @@ class Brain:
         return ready + self.waits.computed(leg.transfer, now) + self.admit_waiting(now)
 
     def prefill_failed(
-        self, request_id: str, index: int, now: float, *, blamed: bool = True, died: bool = False
+        self, request_id: str, index: int, now: float, *, blamed: bool = True, reason: str = ""
     ) -> list[Command]:
         """P refused, reset or vanished: another P, unless D is already at work; without one D computes the prompt.
 
-        Not ``blamed``: the router called it off, or the request itself was at fault. ``died``: it may have, of this.
+        Not ``blamed``: the router called it off, or the request itself was at fault. ``reason``: how P was lost.
         """
         flight = self._flights[request_id]
         leg = flight.legs[index]
-        if died:
-            self.suspects.prefill_lost(leg, "reset", now)
+        self.suspects.prefill_lost(leg, reason, now)
         self.outcomes.prefill_failed(leg, now, blamed=blamed)
         self._launcher.release(leg, now)
         leg.state = LegState.FAILED
         flight.timeline.lost(leg.transfer)
         self.waits.failed(leg.transfer)
-        if leg.blame.is_enough:
-            return [Condemn(request_id=request_id, reason=why(leg.blame)), *self.waits.flush(now)]
+        if (error := self.suspects.verdict(leg.blame)) is not None:
+            return [self._turned_away(request_id, error), *self.waits.flush(now)]
         # Before those that waited for it: they may wait for its next attempt.
         assigned = None if flight.dispatched else self._launcher.assign(flight, leg, now)
         again = assigned.commands(request_id) if assigned is not None else self._dispatch_if_ready(flight, now)
         return again + self.waits.flush(now)
+
+    def _turned_away(self, request_id: str, error: Harmful | Overloaded) -> Command:
+        if isinstance(error, Harmful):
+            return Condemn(request_id=request_id, reason=str(error))
+        return Refuse(request_id=request_id, reason=str(error), after_s=error.after_s)
 
     def transfer_event(self, event: TransferEvent, now: float) -> list[Command]:
         """A store relays a milestone. Late and unknown ones are counted and change nothing else."""
@@ -301,15 +308,13 @@ class Brain:
     def decode_refused(self, request_id: str, now: float, *, reason: str = "") -> bool:
         """D failed before its first byte reached the client, for this ``reason``; False when no other D is left.
 
-        Those that waited for its prompt go on with the next ``waits.flush``. Raises ``Harmful``.
+        Those that waited for its prompt go on with the next ``waits.flush``. Raises ``Harmful``, ``Overloaded``.
         """
         flight = self._flights[request_id]
         self.outcomes.decode_refused(flight, now)
         self.waits.failed(request_id)
-        pick = self._chooser.decode(flight.ask, self.fleet.workers.still(flight.tried_decode), now)
-        if pick is None and reason == "failed":
-            return False  # all are alive, and fail at everything for all that is known
         self.suspects.decode_lost(flight, reason, now)
+        pick = self._chooser.decode(flight.ask, self.fleet.workers.still(flight.tried_decode), now)
         if pick is None:
             return False
         self._launcher.move(flight, pick, now)

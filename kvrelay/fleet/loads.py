@@ -171,6 +171,10 @@ class Loads:
             self._asked.add(asked)
             self.running[reservation.worker] += reservation.sequences
 
+    def is_asked(self, reservation: DecodeReservation) -> bool:
+        """Whether its D was asked for the answer."""
+        return (reservation.worker, reservation.key) in self._asked
+
     def release_decode(self, reservation: DecodeReservation, now: float) -> None:
         self.sequences[reservation.worker] -= reservation.sequences
         self.kv_tokens[reservation.worker] -= reservation.kv_tokens

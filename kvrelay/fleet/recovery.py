@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
-from kvrelay.errors import Harmful
+from kvrelay.errors import Harmful, Overloaded
 from kvrelay.fleet.chances import Chances
 from kvrelay.fleet.chooser import Chooser
 from kvrelay.fleet.flight import (
@@ -78,17 +78,19 @@ class Recovery:
         return self._flights[request_id].decode.worker
 
     def lost(self, request_id: str, rest: Rest, *, reason: str, now: float) -> Plan | Waits | None:
-        """D is gone. A plan to go on by, a wait for one, or None: the answer ends here. Raises ``Harmful``."""
+        """D is gone. A plan to go on by, a wait for one, or None: the answer ends here. Raises ``Harmful``,
+        ``Overloaded``."""
         flight = self._flights[request_id]
         try:
             self._suspects.decode_lost(flight, reason, now)
-        except Harmful:
+        except (Harmful, Overloaded):
             self._give_back(flight, now, blamed=True)
             self._note(flight, reason, rest, None, now)
             raise
         if reason == FORGOTTEN:
             flight.tried_decode = _present(flight)
-        self._give_back(flight, now, blamed=reason != FORGOTTEN)  # who forgets one writes others
+        # Who forgets one writes others, and who was not asked yet did nothing.
+        self._give_back(flight, now, blamed=reason != FORGOTTEN and self._loads.is_asked(flight.decode))
         pick = lost = None
         if rest.ask is not None and flight.resumes <= MAX_RESUMES:
             pick = self._pick(flight, rest.ask, rest, now)

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kvrelay.errors import Harmful
+from kvrelay.errors import Harmful, Overloaded
+from kvrelay.fleet.breakers import Breakers
 from kvrelay.fleet.flight import Flight, PromptLeg
 from kvrelay.fleet.loads import Loads
 from kvrelay.fleet.workers import Fleet
-from kvrelay.policy.suspect import DEADLY, Blame
+from kvrelay.policy.admit import RETRY_AFTER_S
+from kvrelay.policy.suspect import DEADLY, SOON_S, Blame
 
 TOGETHER_S = 5.0
 """Losses of one worker within so long of each other are one death: each of its requests notices by itself."""
@@ -27,9 +29,12 @@ class Crowd(NamedTuple):
 class Suspects:
     """Of one router."""
 
-    def __init__(self, loads: Loads, fleet: Fleet) -> None:
+    def __init__(self, loads: Loads, fleet: Fleet, breakers: Breakers, *, knows_all: bool) -> None:
+        """``knows_all``: no other router has requests at these workers."""
         self._loads = loads
         self._fleet = fleet
+        self._breakers = breakers
+        self._knows_all = knows_all
         self._crowds: dict[str, Crowd] = {}
         self.ended = 0
         """Requests that no other worker was to have."""
@@ -38,29 +43,63 @@ class Suspects:
         return f"<Suspects {self.ended} ended>"
 
     def decode_lost(self, flight: Flight, reason: str, now: float) -> None:
-        """The request has lost its D, and holds its place there still. Raises ``Harmful`` when that is enough."""
+        """The request has lost its D, and holds its place there still. Raises what its client is told when that is
+        enough: ``Harmful``, or ``Overloaded`` where all may be well with the request."""
         if flight.writes:
             flight.blame = Blame()
         elif self._is_death(flight.decode.worker, reason, flight.asked_s):
             held = flight.decode
-            flight.blame = flight.blame.another(held.sequences / self._crowd(held.worker, now))
-            if flight.blame.is_enough:
-                self.ended += 1
-                raise Harmful(why(flight.blame))
+            flight.blame = self._blamed(flight.blame, held.worker, held.sequences, reason, flight.asked_s, now)
+            if (error := self.verdict(flight.blame)) is not None:
+                self.ended += isinstance(error, Harmful)
+                raise error
 
     def prefill_lost(self, leg: PromptLeg, reason: str, now: float) -> None:
         """Its P died or stands still, and the prompt holds its place there still."""
         held = leg.reservation
         if held is not None and self._is_death(held.worker, reason, leg.sent_s):
-            leg.blame = leg.blame.another(1.0 / self._crowd(held.worker, now))
-            self.ended += leg.blame.is_enough
+            leg.blame = self._blamed(leg.blame, held.worker, 1, reason, leg.sent_s, now)
+            self.ended += isinstance(self.verdict(leg.blame), Harmful)
+
+    def verdict(self, blame: Blame) -> Harmful | Overloaded | None:
+        """What the client is told when no other worker is to have its request."""
+        if not blame.is_enough:
+            return None
+        if len(blame.failed) == blame.deaths and all(self._lives(*failed) for failed in blame.failed):
+            # What kills an engine is answered so, too. But these may fail at everything.
+            return Overloaded("several workers failed at this request and may fail at others; retry", RETRY_AFTER_S)
+        return Harmful(_why(blame))
 
     def _is_death(self, worker: str, reason: str, asked_s: float) -> bool:
-        """Whether the request may be why. Who was not heard since it was asked may have stood still before: what hangs
-        an engine alone does not keep its worker from saying that it lives."""
+        """Whether the request may be why."""
+        match reason:
+            case "silent":
+                # Who was not heard since it was asked may have stood still before: what hangs an engine alone does not
+                # keep its worker from saying that it lives.
+                member = self._fleet.workers.get(worker)
+                return member is not None and member.heard_s > asked_s
+            case "failed":
+                # Who failed at others before, and has not succeeded since, would have failed at any request.
+                return self._breakers.of(worker).failing_since_s >= asked_s
+        return reason in DEADLY
+
+    def _blamed(self, blame: Blame, worker: str, part: int, reason: str, asked_s: float, now: float) -> Blame:
+        """One more death; ``part`` of what the worker had was of this request."""
+        silent_s = self._fleet.workers.silent_s(worker, now) if reason == "silent" else 0.0
+        if now - silent_s - asked_s > SOON_S:
+            return blame.another_late()
+        share = part / self._crowd(worker, now) if self._knows_all else 0.0
         member = self._fleet.workers.get(worker)
-        unheard = member is None or member.heard_s <= asked_s
-        return reason in DEADLY and not (reason == "silent" and unheard)
+        if reason == "failed" and member is not None:
+            return blame.another_failed(share, worker, member.info.incarnation)
+        return blame.another(share)
+
+    def _lives(self, worker: str, incarnation: str) -> bool:
+        """As far as anybody knows."""
+        member = self._fleet.workers.get(worker)
+        if member is None or member.info.incarnation != incarnation:
+            return False
+        return member.healthy and not (member.left or member.cut)
 
     def _crowd(self, worker: str, now: float) -> int:
         """All that it had: whoever tells of it later finds fewer there."""
@@ -74,9 +113,9 @@ class Suspects:
         return has
 
 
-def why(blame: Blame) -> str:
+def _why(blame: Blame) -> str:
     """A sentence for its client."""
     return (
-        f"{blame.deaths} workers in a row failed or stood still while they had this request and before they answered "
-        "it; no other one is asked. Change the request, or look into their logs, before it is sent again"
+        f"{blame.deaths + blame.late} workers in a row failed or stood still while they had this request and before "
+        "they answered it; no other one is asked. Change the request, or look into their logs, before it is sent again"
     )

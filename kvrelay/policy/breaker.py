@@ -3,6 +3,7 @@ outcome makes the next one."""
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 
 import msgspec
@@ -31,6 +32,8 @@ class Breaker(Value, frozen=True, kw_only=True):
     state: State = State.CLOSED
     failures: int = 0
     """Since the last success."""
+    failing_since_s: float = math.inf
+    """When the first of them came."""
     pause_s: float = FIRST_PAUSE_S
     """The current pause when open, the next one when closed."""
     opened_s: float = 0.0
@@ -57,11 +60,11 @@ class Breaker(Value, frozen=True, kw_only=True):
         return Breaker()
 
     def failed(self, now: float) -> Breaker:
-        failures = self.failures + 1
+        failures, since_s = self.failures + 1, min(now, self.failing_since_s)
         if self.state is State.CLOSED and failures < FAILURES_TO_OPEN:
-            return msgspec.structs.replace(self, failures=failures)
+            return msgspec.structs.replace(self, failures=failures, failing_since_s=since_s)
         pause_s = min(LONGEST_PAUSE_S, 2 * self.pause_s) if self.state is State.PROBING else self.pause_s
-        return Breaker(state=State.OPEN, failures=failures, pause_s=pause_s, opened_s=now)
+        return Breaker(state=State.OPEN, failures=failures, failing_since_s=since_s, pause_s=pause_s, opened_s=now)
 
     def gave_up(self, key: str, now: float) -> Breaker:
         """The request ``key`` ended and says nothing of the worker; if it was the probe, the next one may be."""

@@ -10,9 +10,10 @@ from typing import Any, Protocol
 
 import msgspec
 
-from kvrelay.errors import KvrelayError, Lost, Malformed
+from kvrelay.errors import KvrelayError, Lost, Malformed, Unasked
 from kvrelay.policy.recover import Manner
 from kvrelay.router import sse
+from kvrelay.router.failures import failure
 from kvrelay.router.replayed import ReplayedText
 from kvrelay.router.rest import Differs, Part, RestOfText
 from kvrelay.router.resumable import Remains
@@ -72,7 +73,7 @@ class RestOfChoice:
         if self.finished or event == sse.DONE:
             return b""
         if sse.has_error(event):
-            raise Lost("the worker failed at the rest of an answer")
+            raise failure(sse.error_status(event) or 500)
         try:
             read: dict[str, Any] = msgspec.json.decode(data.removeprefix(_DATA))
             choices = read["choices"]
@@ -83,7 +84,7 @@ class RestOfChoice:
     def _chunk(self, event: dict[str, Any], choice: dict[str, Any]) -> bytes:
         ids, reason = choice.get("token_ids") or [], choice.get("finish_reason")
         if reason in ("abort", "error"):
-            raise Lost("the worker gave the rest of an answer up")
+            raise Unasked("the worker gave the rest of an answer up")
         is_opening = _is_opening(choice)
         if is_opening and self._log.begun:
             return b""

@@ -24,7 +24,7 @@ from kvrelay.policy.route import Path
 from kvrelay.router import sse
 from kvrelay.router.answers import StreamedAnswer, WholeAnswer
 from kvrelay.router.decodes import Decodes
-from kvrelay.router.failures import Rejected, blames_client, loss
+from kvrelay.router.failures import Rejected, blames_client, failure, loss
 from kvrelay.router.job import Job
 from kvrelay.router.legs import decode_body, local_body
 from kvrelay.router.prefills import Prefills, accepted
@@ -219,7 +219,7 @@ class Exchange:
         if status is not None and blames_client(status):
             raise Rejected(status, sse.error_json(first))
         if status is not None:
-            raise Lost(f"a decode worker's stream began with an error {status}")
+            raise failure(status)
         self._relay = Relay(self._succession, self.wait, self._counted, self._remains, self._tap)
         reply.pass_to(self._relay.pass_on)
         return StreamedAnswer(self._told(self._relay.blocks(first, blocks), first_s), self._relay.shorten)

@@ -7,7 +7,7 @@ from http import HTTPStatus
 
 import msgspec
 
-from kvrelay.errors import BadRequest, Failing, Harmful, KvrelayError, Lost, Retry, Unasked
+from kvrelay.errors import BadRequest, Failing, Harmful, KvrelayError, Lost, Malformed, Retry, Unasked
 from kvrelay.policy.admit import RETRY_AFTER_S
 
 CLIENT_CLOSED = 499
@@ -30,12 +30,18 @@ def blames_client(status: int) -> bool:
     return 400 <= status < 500 and status not in _NOT_THE_CLIENTS
 
 
+def failure(status: int) -> Lost:
+    """What a worker's status says that does not blame the client: an engine that dies answers what it had with 500."""
+    failed = Failing if status == HTTPStatus.INTERNAL_SERVER_ERROR else Unasked
+    return failed(f"a worker answered with status {status}")
+
+
 def loss(error: KvrelayError) -> str:
     """How a worker was lost, in one word."""
     match error:
         case Unasked():
             return "unasked"
-        case Failing():
+        case Failing() | Malformed():
             return "failed"
         case _:
             return "reset"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from kvrelay.errors import Lost
+from kvrelay.errors import Failing, Unasked
 from kvrelay.fleet.flight import DecodeOrder, PrefillOrder
 from kvrelay.identity import near_salt
 from kvrelay.protocol.engine import REPLAY_KEY, DecodeLeg, PrefillLeg, handoff_params
@@ -140,12 +140,12 @@ _FINISHED = frozenset({"stop", "length"})
 
 
 def prefill_cached_tokens(answer: bytes) -> int:
-    """Tokens of the prompt that P had cached. Raises ``Lost`` when P did not finish the prompt."""
+    """Tokens of the prompt that P had cached. Raises ``Failing``, ``Unasked`` when P did not finish it."""
     try:
         read = msgspec.json.decode(answer, type=_PrefillAnswer)
     except msgspec.DecodeError as error:
-        raise Lost(f"a prefill worker's answer is no completion: {error}") from error
+        raise Failing(f"a prefill worker's answer is no completion: {error}") from error
     if not read.choices or read.choices[0].finish_reason not in _FINISHED:
-        raise Lost("a prefill worker gave the prompt up")
+        raise Unasked("a prefill worker gave the prompt up")
     details = read.usage.prompt_tokens_details
     return (details.cached_tokens or 0) if details else 0

@@ -6,12 +6,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from http import HTTPStatus
 
-from kvrelay.errors import Failing, KvrelayError, Lost, Unasked
+from kvrelay.errors import KvrelayError, Lost
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.flight import Command, PrefillOrder
-from kvrelay.router.failures import Rejected, blames_client
+from kvrelay.router.failures import Rejected, blames_client, failure, loss
 from kvrelay.router.job import Job
 from kvrelay.router.legs import prefill_body, prefill_cached_tokens
 from kvrelay.router.upstream import MAX_ERROR_BYTES, Reply, Upstream
@@ -99,8 +98,8 @@ class Prefills:
             return
         # Only a lost worker is to blame: a leg that was called off says nothing, nor does a request that is wrong.
         blamed = isinstance(error, Lost)
-        died = blamed and not isinstance(error, Unasked)
-        self._obey(self._brain.prefill_failed(self._id, index, self._clock(), blamed=blamed, died=died))
+        reason = loss(error) if isinstance(error, Lost) else ""
+        self._obey(self._brain.prefill_failed(self._id, index, self._clock(), blamed=blamed, reason=reason))
 
     async def settle(self) -> None:
         """Give P's answers a moment: D may be done before P's HTTP reply is here."""
@@ -124,5 +123,4 @@ async def accepted(reply: Reply) -> bytes:
     body = await reply.read(MAX_ERROR_BYTES)
     if blames_client(reply.status):
         raise Rejected(reply.status, body)
-    failed = Failing if reply.status == HTTPStatus.INTERNAL_SERVER_ERROR else Unasked
-    raise failed(f"a worker answered with status {reply.status}")
+    raise failure(reply.status)

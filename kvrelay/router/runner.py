@@ -83,6 +83,7 @@ class Router:
             index_pages=config.router.index_pages,
             limits=limits(config.router),
             replicate_share=config.router.replicate_share,
+            knows_all=config.router.replicas == 1,
         )
         path = config.router.learned_file
         self._learned = LearnedFile(Path(path), self.brain.experience) if path else None

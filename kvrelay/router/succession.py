@@ -8,7 +8,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterable
 
-from kvrelay.errors import Lost
+from kvrelay.errors import Unasked
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.flight import Command, Plan, Waits
 from kvrelay.router.continuation import Continuation, RestOfChoice, rests_of
@@ -99,7 +99,7 @@ class Succession:
         """Not when the client has read so far: it may be slow, and what the brain counts on must be under way."""
         with contextlib.ExitStack() as unless_begun:
             # What its turn depends on may never be done.
-            unless_begun.callback(self._turn.refuse, Lost("the answer could not be moved"))
+            unless_begun.callback(self._turn.refuse, Unasked("the answer could not be moved"))
             self._begin(plan, open_choices)
             unless_begun.pop_all()
 

@@ -47,9 +47,10 @@ def known_brain(
     *,
     shares: bool = True,
     page_tokens: int = PAGE,
+    knows_all: bool = True,
 ) -> Brain:
     """Prefill and decode workers as names and names of their stores. Hand-offs are known."""
-    brain = Brain(dead_after_s=1e9, transfer_wait_s=120.0)
+    brain = Brain(dead_after_s=1e9, transfer_wait_s=120.0, knows_all=knows_all)
     like = member("any", Role.PREFILL, shares=shares, page_tokens=page_tokens)
     brain.experience.recall(Learned(kinds={kind_of(like.engine): PERF}, handoffs=0))
     for number, name in enumerate(sorted({place for _, place in (*prefills, *decodes)})):

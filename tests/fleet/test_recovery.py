@@ -57,6 +57,18 @@ def test_whoever_failed_the_rest_is_not_asked_for_it_again() -> None:
     assert brain.recovery.lost("r0", rest(), reason="reset", now=1.1) is None
 
 
+@pytest.mark.parametrize("asked", [False, True])
+def test_who_was_to_write_the_rest_is_not_to_blame_before_it_is_asked(asked: bool) -> None:
+    brain = known_brain([], [("d0", "s1"), ("d1", "s1"), ("d2", "s1")])
+    first = writing(brain)
+    brain.drains.begin(first, 1.0)
+    assert leave(brain) is not None
+    if asked:
+        brain.decode_order("r0", 1.0)
+    assert isinstance(brain.recovery.lost("r0", rest(), reason="unasked", now=1.0), Plan)
+    assert len(brain.outcomes.breakers) == asked
+
+
 def test_a_worker_that_drains_is_not_left_for_a_turn_that_has_not_come() -> None:
     brain = known_brain([], [("d0", "s1"), ("d1", "s1")])
     worker = writing(brain)

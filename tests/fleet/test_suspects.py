@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kvrelay.errors import Harmful
+from kvrelay.errors import Harmful, Overloaded
 from kvrelay.fleet.brain import Brain
-from kvrelay.fleet.flight import Condemn, Plan, Rest, SendPrefill
+from kvrelay.fleet.flight import Condemn, Plan, Refuse, Rest, SendPrefill
 from kvrelay.types import Role
 from tests.fleet.known import ask, known_brain, member
 from tests.fleet.values import begun
@@ -25,19 +25,22 @@ def beat(brain: Brain, worker: str, now: float) -> None:
     brain.fleet.workers.hear(worker, "i1", healthy=True, counts={}, now=now)
 
 
-def killed(brain: Brain, name: str, now: float, reason: str = "reset") -> bool:
+def killed(brain: Brain, name: str, now: float, reason: str = "reset", after_s: float = 2.0) -> bool:
     """Its D dies and it goes to another one; False: it does not."""
-    beat(brain, asked(brain, name, now), now + 0.1)
+    worker = asked(brain, name, now)
+    beat(brain, worker, now + 0.1)
+    if reason == "failed":
+        brain.fleet.workers.leave(worker, "i1")
     try:
-        return brain.decode_refused(name, now + 2.0, reason=reason)
-    except Harmful:
+        return brain.decode_refused(name, now + after_s, reason=reason)
+    except (Harmful, Overloaded):
         return False
 
 
-def deaths(brain: Brain, name: str, reason: str = "reset") -> int:
+def deaths(brain: Brain, name: str, reason: str = "reset", after_s: float = 2.0) -> int:
     """How many workers die before the request is stopped or none is left."""
     count = 1
-    while killed(brain, name, 10.0 * count, reason):
+    while killed(brain, name, 10.0 * count, reason, after_s):
         count += 1
     return count
 
@@ -51,11 +54,59 @@ def test_a_request_that_is_alone_takes_two_workers_and_no_more(reason: str) -> N
     brain.check_invariants()
 
 
-def test_where_all_workers_answer_that_they_failed_nobody_says_that_it_is_the_request() -> None:
-    brain = known_brain([], DECODES[:2])
+def test_a_long_answer_in_one_piece_outlives_many_deaths_by_chance() -> None:
+    brain = known_brain([], DECODES)
     begun(brain, ask("r0", (7, 200)))
-    assert deaths(brain, "r0", "failed") == 2
+    assert deaths(brain, "r0", "reset", after_s=60.0) == 8
+
+
+def test_how_long_a_worker_worked_before_it_stood_still_is_what_tells_of_chance() -> None:
+    brain = known_brain([], DECODES)
+    begun(brain, ask("r0", (7, 200)))
+    assert deaths(brain, "r0", "silent", after_s=40.0) == 2, "it stood still at once, and was waited for"
+
+
+def test_where_other_routers_have_requests_nobody_is_held_to_be_alone() -> None:
+    brain = known_brain([], DECODES, knows_all=False)
+    begun(brain, ask("r0", (7, 200)))
+    assert deaths(brain, "r0") == 5
+
+
+def failed(brain: Brain, name: str, now: float) -> bool:
+    """Its D answers that it failed, and lives; whether it goes to another one. Raises ``Overloaded``."""
+    asked(brain, name, now)
+    return brain.decode_refused(name, now + 0.1, reason="failed")
+
+
+def test_where_workers_answer_that_they_failed_and_live_its_client_may_ask_again() -> None:
+    brain = known_brain([], DECODES)
+    begun(brain, ask("r0", (7, 200)))
+    assert failed(brain, "r0", 0.0)
+    with pytest.raises(Overloaded, match="retry"):
+        failed(brain, "r0", 1.0)
     assert brain.suspects.ended == 0
+
+
+def test_workers_that_fail_at_everything_do_not_keep_a_request_from_one_that_is_well() -> None:
+    brain = known_brain([], DECODES[:2])
+    for name in ("d0", "d1"):
+        brain.outcomes.breakers.failed(name, 0.0)
+    begun(brain, ask("r0", (7, 200)), 1.0)
+    assert failed(brain, "r0", 1.0)
+    brain.register_worker(member("d2", Role.DECODE), 2.0)
+    assert failed(brain, "r0", 2.0)
+    assert asked(brain, "r0", 3.0) == "d2"
+
+
+def test_a_prompt_at_which_prefill_workers_fail_that_live_may_be_sent_again() -> None:
+    brain = known_brain([(f"p{number}", "s1") for number in range(4)], DECODES[:2])
+    begun(brain, ask("r0", (7, 2000)))
+    (again,) = brain.prefill_failed("r0", 0, 1.0, reason="failed")
+    assert isinstance(again, SendPrefill)
+    (command,) = brain.prefill_failed("r0", 0, 2.0, reason="failed")
+    assert isinstance(command, Refuse)
+    assert (command.after_s, brain.suspects.ended) == (1.0, 0)
+    brain.check_invariants()
 
 
 def test_workers_that_were_silent_before_they_were_asked_are_held_against_nobody() -> None:
@@ -126,8 +177,8 @@ def test_a_rest_that_kills_two_workers_before_a_word_of_it_is_stopped() -> None:
         assert isinstance(brain.recovery.lost("r0", rest("r0"), reason="reset", now=10.0 * number), Plan)
         asked(brain, "r0", 10.0 * number)
     with pytest.raises(Harmful, match="2 workers in a row"):
-        brain.recovery.lost("r0", rest("r0"), reason="reset", now=30.0)
-    timeline = brain.finish("r0", status=502, output_tokens=40, now=30.0)
+        brain.recovery.lost("r0", rest("r0"), reason="reset", now=12.0)
+    timeline = brain.finish("r0", status=502, output_tokens=40, now=12.0)
     assert [each.outcome for each in timeline.resumptions][-1] == "failed"
     assert (brain.in_flight, brain.suspects.ended) == (0, 1)
     brain.check_invariants()
@@ -136,9 +187,9 @@ def test_a_rest_that_kills_two_workers_before_a_word_of_it_is_stopped() -> None:
 def test_a_prompt_that_kills_two_prefill_workers_reaches_no_third_and_no_d() -> None:
     brain = known_brain([(f"p{number}", "s1") for number in range(4)], DECODES[:2])
     begun(brain, ask("r0", (7, 2000)))
-    (again,) = brain.prefill_failed("r0", 0, 1.0, died=True)
+    (again,) = brain.prefill_failed("r0", 0, 1.0, reason="reset")
     assert isinstance(again, SendPrefill)
-    (command,) = brain.prefill_failed("r0", 0, 10.0, died=True)
+    (command,) = brain.prefill_failed("r0", 0, 10.0, reason="reset")
     assert isinstance(command, Condemn)
     assert "2 workers in a row" in command.reason
     assert brain.suspects.ended == 1

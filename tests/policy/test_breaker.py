@@ -63,3 +63,11 @@ def test_what_was_sent_before_the_probe_and_called_off_makes_room_for_nobody() -
     probing = after(FAILURES_TO_OPEN).sent("probe")
     assert probing.gave_up("older", 5.0) == probing
     assert not probing.sent("late").gave_up("late", 5.0).allows(5.0)
+
+
+def test_it_knows_since_when_nothing_has_succeeded() -> None:
+    breaker = Breaker().failed(3.0)
+    for second in range(4, 12):
+        breaker = breaker.failed(float(second))
+    assert (breaker.state, breaker.failing_since_s) == (State.OPEN, 3.0)
+    assert breaker.succeeded().failed(20.0).failing_since_s == 20.0

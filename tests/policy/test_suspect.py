@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvrelay.policy.suspect import MAX_DEATHS, Blame
+from kvrelay.policy.suspect import MAX_DEATHS, MAX_LOSSES, Blame
 
 
 @pytest.mark.parametrize(
@@ -28,4 +28,18 @@ def test_the_fewer_others_died_with_its_workers_the_sooner_a_request_is_held_to_
     blame = Blame()
     for share in shares:
         blame = blame.another(share)
+    assert blame.is_enough is is_enough
+
+
+@pytest.mark.parametrize(
+    ("soon", "late", "is_enough"), [(1, 1, False), (0, MAX_LOSSES - 1, False), (1, MAX_LOSSES - 1, True)]
+)
+def test_workers_that_had_it_for_long_are_held_against_it_when_they_are_many(
+    soon: int, late: int, is_enough: bool
+) -> None:
+    blame = Blame()
+    for _ in range(soon):
+        blame = blame.another(1.0)
+    for _ in range(late):
+        blame = blame.another_late()
     assert blame.is_enough is is_enough

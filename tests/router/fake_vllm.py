@@ -42,6 +42,7 @@ class FakeVllm:
     """Cut the stream after so many words."""
     error_after: int | None = None
     """Send vLLM's error event, then ``[DONE]``, after so many words."""
+    error_code: int = 500
     renders: bool = True
     render_shift: int = 0
     render_status: int = 0
@@ -131,7 +132,8 @@ class FakeVllm:
                 http.transport.abort()
                 return response
             if count == self.error_after:
-                await response.write(b'data: {"error":{"message":"engine died","code":500}}\n\ndata: [DONE]\n\n')
+                error = json.dumps({"error": {"message": "no", "code": self.error_code}}, separators=(",", ":"))
+                await response.write(f"data: {error}\n\ndata: [DONE]\n\n".encode())
                 return response
             await response.write(b"data: " + json.dumps({"id": "x", "choices": [{"text": word}]}).encode() + b"\n\n")
             await self.hold_words.wait()

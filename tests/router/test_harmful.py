@@ -24,13 +24,10 @@ async def decodes(cluster: Cluster, count: int) -> list[FakeVllm]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("fault", ["hangs up", "fails inside"])
-async def test_a_request_that_two_workers_did_not_outlive_reaches_no_third(
-    cluster: Cluster, fault: str, stream: bool
-) -> None:
+async def test_a_request_that_two_workers_did_not_outlive_reaches_no_third(cluster: Cluster, stream: bool) -> None:
     workers = await decodes(cluster, 4)
     for each in workers:
-        each.reset, each.refuse = fault == "hangs up", 500 if fault == "fails inside" else 0
+        each.reset = True
     status, answer, headers = await cluster.post("/v1/completions", {**ASKED, "stream": stream})
     assert (status, headers["x-should-retry"]) == (500, "false")
     assert "2 workers in a row" in answer["error"]["message"]
@@ -39,11 +36,28 @@ async def test_a_request_that_two_workers_did_not_outlive_reaches_no_third(
     await cluster.at_rest()
 
 
-async def test_workers_that_have_no_room_are_all_asked_and_the_client_may_ask_again(cluster: Cluster) -> None:
+@pytest.mark.parametrize("fault", ["whole", "stream", "event"])
+async def test_a_request_at_which_two_workers_fail_that_live_reaches_no_third_and_may_be_sent_again(
+    cluster: Cluster, fault: str
+) -> None:
     workers = await decodes(cluster, 4)
     for each in workers:
-        each.refuse = 503
-    status, _, headers = await cluster.post("/v1/completions", ASKED)
+        each.refuse, each.error_after = 500 if fault != "event" else 0, 0
+    status, _, headers = await cluster.post("/v1/completions", {**ASKED, "stream": fault != "whole"})
+    assert (status, headers["retry-after"]) == (503, "1")
+    assert sum(len(each.bodies()) for each in workers) == 2
+    assert await cluster.metric(ENDED) == 0
+    await cluster.at_rest()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_workers_that_have_no_room_are_all_asked_and_the_client_may_ask_again(
+    cluster: Cluster, stream: bool
+) -> None:
+    workers = await decodes(cluster, 4)
+    for each in workers:
+        each.refuse, each.error_after, each.error_code = 0 if stream else 503, 0, 503
+    status, _, headers = await cluster.post("/v1/completions", {**ASKED, "stream": stream})
     assert (status, headers["retry-after"]) == (503, "1")
     assert [len(each.bodies()) for each in workers] == [1] * 4
     assert await cluster.metric(ENDED) == 0
@@ -79,3 +93,12 @@ async def test_a_stream_whose_rest_two_workers_did_not_outlive_ends_and_says_why
         assert b"DONE" not in cut.raw
         assert fleet.script.struck == 3, "one that wrote, and two that did not"
         assert await fleet.cluster.metric(ENDED) == 1
+
+
+async def test_a_rest_that_workers_give_up_is_held_to_nothing(model_folder: Path) -> None:
+    async with running(model_folder, decodes=5) as fleet:
+        fleet.script.fault, fleet.script.after, fleet.script.again_after = "abort", 4, 0
+        cut = await fleet.ask()
+        assert b"send the request again" in cut.last
+        assert fleet.script.struck == 5
+        assert await fleet.cluster.metric(ENDED) == 0
