@@ -305,8 +305,9 @@ class Brain:
         self.loads.asked(flight.decode)
         return self._decode_orders.of(flight, now)
 
-    def decode_refused(self, request_id: str, now: float, *, reason: str = "") -> bool:
-        """D failed before its first byte reached the client, for this ``reason``; False when no other D is left.
+    def decode_refused(self, request_id: str, now: float, *, reason: str = "") -> DispatchDecode | Waits | None:
+        """D failed before its first byte reached the client, for this ``reason``: another one is to be asked, now or
+        when the ``DispatchDecode`` comes that is waited for, unless a ``Refuse`` does; None when no other D is left.
 
         Those that waited for its prompt go on with the next ``waits.flush``. Raises ``Harmful``, ``Overloaded``.
         """
@@ -314,11 +315,7 @@ class Brain:
         self.outcomes.decode_refused(flight, now)
         self.waits.failed(request_id)
         self.suspects.decode_lost(flight, reason, now)
-        pick = self._chooser.decode(flight.ask, self.fleet.workers.still(flight.tried_decode), now)
-        if pick is None:
-            return False
-        self._launcher.move(flight, pick, now)
-        return True
+        return self.recovery.refused(request_id, now)
 
     def first_token(self, request_id: str, now: float) -> list[Command]:
         """D writes."""

@@ -1,4 +1,4 @@
-"""An answer that waits for its turn to go on, or for a worker that could write it. A frozen value."""
+"""An answer that lost its D, and waits for its turn to go on or for a worker that could write it. A frozen value."""
 
 from __future__ import annotations
 

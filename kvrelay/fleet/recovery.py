@@ -11,6 +11,7 @@ from kvrelay.fleet.chooser import Chooser
 from kvrelay.fleet.flight import (
     Ask,
     Command,
+    DispatchDecode,
     Flight,
     Plan,
     Refuse,
@@ -103,6 +104,25 @@ class Recovery:
             return self._go(flight, lost.ask, pick, now)
         self._waiting[request_id] = lost.found(nobody=waits, now=now)
         return Waits(request_id=request_id)
+
+    def refused(self, request_id: str, now: float) -> DispatchDecode | Waits | None:
+        """D is gone before it wrote a word. Another one, a wait for one, or None: nobody is left."""
+        flight = self._flights[request_id]
+        if (moved := self._moved(flight, now)) is not None:
+            return moved
+        lost = LostAnswer(flight, flight.ask, Rest(ask=flight.ask, tokens=0, manner=Manner.RESTART), 0.0, now)
+        if not self._chances(lost, now).only_soon(self._tried(flight)):
+            return None
+        self._waiting[request_id] = lost.found(nobody=True, now=now)
+        return Waits(request_id=request_id)
+
+    def _moved(self, flight: Flight, now: float) -> DispatchDecode | None:
+        """What P has computed, or still does, stays as it is."""
+        pick = self._chooser.decode(flight.ask, self._tried(flight), now)
+        if pick is None:
+            return None
+        self._launcher.move(flight, pick, now)
+        return DispatchDecode(request_id=flight.request_id)
 
     def _chances(self, lost: LostAnswer, now: float) -> Chances:
         model = lost.ask.facts.model
@@ -205,14 +225,22 @@ class Recovery:
                 continue
             if not self._pace.allows(now, self._workers(lost.ask, now)):
                 return
-            flight = lost.flight
-            del self._waiting[flight.request_id]
-            pick = self._pick(flight, lost.ask, lost.rest, now)
-            if pick is None:
-                reason = "no worker is left that could write the rest of this answer; retry"
-                yield Refuse(request_id=flight.request_id, reason=reason, after_s=RETRY_AFTER_S)
-            else:
-                yield Start(request_id=flight.request_id, plan=self._go(flight, lost.ask, pick, now))
+            del self._waiting[lost.flight.request_id]
+            yield self._next(lost, now)
+
+    def _next(self, lost: LostAnswer, now: float) -> Command:
+        """Its turn has come."""
+        flight = lost.flight
+        if not flight.resumes:  # nothing was written
+            moved = self._moved(flight, now)
+            return moved or self._nobody(flight, "no worker could answer this request; retry")
+        pick = self._pick(flight, lost.ask, lost.rest, now)
+        if pick is None:
+            return self._nobody(flight, "no worker is left that could write the rest of this answer; retry")
+        return Start(request_id=flight.request_id, plan=self._go(flight, lost.ask, pick, now))
+
+    def _nobody(self, flight: Flight, reason: str) -> Refuse:
+        return Refuse(request_id=flight.request_id, reason=reason, after_s=RETRY_AFTER_S)
 
     def _look_for_writers(self, now: float) -> None:
         """Who waits for one at all? Those whose turn is far off, too: each of them is to wait as long as the others."""

@@ -17,7 +17,7 @@ class Standing(Value, frozen=True, kw_only=True):
 
     waits_for: str
     """``admission``: to be let in; ``pace``: its turn, since prompts of lost answers are computed one after the other;
-    ``writer``: a worker that could write the rest of a lost answer; ``prefix``: KV that
+    ``writer``: a worker that could write a lost answer, or its rest; ``prefix``: KV that
     another request computes; ``prefill``: P; ``decode``: a word of D; ``client``: nothing here."""
     waits_s: float | None = None
     given_up_s: float | None = None

@@ -18,6 +18,7 @@ from kvrelay.fleet.flight import (
     Refuse,
     SendPrefill,
     Start,
+    Waits,
 )
 from kvrelay.fleet.ledger import Timeline
 from kvrelay.policy.route import Path
@@ -176,8 +177,8 @@ class Exchange:
 
     async def answer(self) -> WholeAnswer | StreamedAnswer:
         """The answer, once it is known to be one. Raises ``Rejected``, ``Overloaded``, ``Harmful``."""
-        await self._turn.wait()
         while True:
+            await self._turn.wait()
             try:
                 return await self._decode()
             except (Lost, Malformed) as error:
@@ -185,9 +186,11 @@ class Exchange:
                 reason = loss(error)
                 if reason == "reset":
                     reason = self._decodes.take_reason(reason)
-                has_next = self._brain.decode_refused(self._id, self._clock(), reason=reason)
+                again = self._brain.decode_refused(self._id, self._clock(), reason=reason)
+                if isinstance(again, Waits):
+                    self._turn.renew()
                 self._obey(self._brain.waits.flush(self._clock()))
-                if not has_next:
+                if again is None:
                     raise Overloaded("no worker could answer this request; retry") from error
             finally:
                 self.wait.end()

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from kvrelay.fleet.experience import Learned, kind_of
-from kvrelay.fleet.flight import AbandonDecode, Command, Plan, Refuse, Rest, Start, Waits
+from kvrelay.fleet.flight import AbandonDecode, Command, DispatchDecode, Plan, Refuse, Rest, Start, Waits
 from kvrelay.policy.fit import start
 from kvrelay.protocol.feed import TransferEvent
 from kvrelay.types import Role, Stage
@@ -100,6 +100,47 @@ def test_nobody_waits_for_ever_for_a_worker_that_could_write() -> None:
     (refuse,) = beats.brain.recovery.turn(9.3)
     assert isinstance(refuse, Refuse)
     assert "no worker is left" in refuse.reason
+
+
+def refused_in_silence(beats: Beats) -> str:
+    """``r0`` lost its D, the name of it, before a word was written, after 3 s in which this router heard nobody."""
+    beats.asked()
+    beats.steps(0.2)
+    lost = beats.decode
+    assert isinstance(beats.brain.decode_refused("r0", 3.2, reason="reset"), Waits)
+    assert list(beats.brain.recovery.turn(3.3)) == []
+    return lost
+
+
+def test_a_request_that_nobody_can_answer_at_the_moment_is_answered_once_somebody_is_heard() -> None:
+    beats = Beats("d0", "d1")
+    lost = refused_in_silence(beats)
+    told = beats.brain.standings.of("r0", None, 3.3)
+    assert (told.waits_for, told.begun) == ("writer", False)
+    beats.steps(3.4)
+    assert list(beats.brain.recovery.turn(3.4)) == [DispatchDecode(request_id="r0")]
+    assert (beats.decode == lost, len(beats.brain.recovery)) == (False, 0)
+    beats.brain.first_token("r0", 3.5)
+    beats.brain.check_invariants()
+
+
+def test_no_request_waits_for_ever_for_a_worker_that_could_answer_it() -> None:
+    beats = Beats("d0", "d1")
+    refused_in_silence(beats)
+    assert list(beats.brain.recovery.turn(6.1)) == []
+    (refuse,) = beats.brain.recovery.turn(9.3)
+    assert isinstance(refuse, Refuse)
+    assert "no worker could answer" in refuse.reason
+    beats.brain.finish("r0", status=503, output_tokens=0, now=9.3)
+    beats.brain.check_invariants()
+
+
+def test_a_client_that_hangs_up_while_nobody_can_answer_leaves_nothing_behind() -> None:
+    beats = Beats("d0", "d1")
+    refused_in_silence(beats)
+    beats.brain.finish("r0", status=499, output_tokens=0, now=4.0)
+    assert len(beats.brain.recovery) == 0
+    beats.brain.check_invariants()
 
 
 def test_answers_that_wait_for_their_turn_outlive_a_moment_in_which_nobody_is_heard() -> None:

@@ -85,6 +85,22 @@ async def test_another_d_answers_when_one_fails_before_its_first_byte(
     assert (len(first.bodies()), len(second.bodies())) == (1, 1)
 
 
+async def test_a_request_whose_d_dies_waits_for_another_one_that_does_not_work_at_the_moment(cluster: Cluster) -> None:
+    _, first = await cluster.split()
+    second = await cluster.add("d2", Role.DECODE)
+    first.reset, cluster.members["d2"].progress = True, 5
+    brain = cluster.router.brain
+    d2 = brain.fleet.workers.get("d2")
+    assert d2 is not None
+    await until(lambda: d2.progress == 5)
+    brain.fleet.workers.stall("d2", time.monotonic())
+    answer = asyncio.create_task(cluster.complete())
+    await until(lambda: len(brain.recovery) == 1)
+    cluster.members["d2"].works = True
+    assert (await answer)["choices"][0]["text"] == "one two three"
+    assert (len(first.bodies()), len(second.bodies())) == (1, 1)
+
+
 async def test_a_second_d_on_another_node_is_not_told_of_transfers_that_went_elsewhere(cluster: Cluster) -> None:
     await cluster.join(store("s2", "127.0.0.1:9002"))
     _, first = await cluster.split()
