@@ -193,8 +193,8 @@ def test_an_answer_goes_on_at_a_worker_that_failed_it_and_started_again_since() 
     brain.check_invariants()
 
 
-def looks(waiting: int, monkeypatch: pytest.MonkeyPatch) -> int:
-    """How often all members are looked at for ``waiting`` answers that nobody can write."""
+def looks(waiting: int, monkeypatch: pytest.MonkeyPatch, hang_ups: int = 1) -> int:
+    """How often all members are looked at for ``waiting`` answers that nobody can write, when clients hang up."""
     brain, count = known_brain([], [("d0", "s1"), ("d1", "s1")]), 0
     members = brain.fleet.workers
     for number in range(waiting):
@@ -213,12 +213,19 @@ def looks(waiting: int, monkeypatch: pytest.MonkeyPatch) -> int:
 
     with monkeypatch.context() as patch:
         patch.setattr(Roster, "__iter__", each)
-        assert list(brain.recovery.turn(1.1)) == []
+        for number in range(hang_ups):
+            assert list(brain.recovery.turn(1.1 + number * 1e-5)) == []
     return count
 
 
 def test_members_are_looked_at_once_for_all_answers_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 1 <= looks(1, monkeypatch) == looks(30, monkeypatch)
+
+
+def test_clients_that_hang_up_together_do_not_have_all_that_wait_looked_at_for_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert looks(9, monkeypatch, hang_ups=500) == looks(9, monkeypatch)
 
 
 # ---------------------------------------------------------------- no storm
