@@ -298,7 +298,7 @@ class Brain:
     # ------------------------------------------------------------ D leg
 
     def decode_order(self, request_id: str, now: float) -> DecodeOrder:
-        """Where the D leg goes now. Raises ``Lost`` when that worker is gone."""
+        """Where the D leg goes now. Raises ``Unasked`` when that worker is gone."""
         flight = self._flights[request_id]
         flight.timeline.mark("decode_sent", now)
         flight.asked_s = now

@@ -3,7 +3,7 @@ must never name transfers to a D whose store they do not go to."""
 
 from __future__ import annotations
 
-from kvrelay.errors import Lost
+from kvrelay.errors import Unasked
 from kvrelay.fleet.flight import DecodeOrder, Flight
 from kvrelay.fleet.workers import Fleet, Handoff
 from kvrelay.types import WorkerInfo
@@ -19,10 +19,10 @@ class DecodeOrders:
         return f"<DecodeOrders in {self._fleet!r}>"
 
     def of(self, flight: Flight, now: float) -> DecodeOrder:
-        """Where the request's D leg goes. Raises ``Lost`` when that worker is gone."""
+        """Where the request's D leg goes. Raises ``Unasked`` when that worker is gone."""
         member = self._fleet.workers.get(flight.decode.worker)
         if member is None:
-            raise Lost(f"worker {flight.decode.worker} is gone")
+            raise Unasked(f"worker {flight.decode.worker} is gone")
         # Pages went to the store of the D that was chosen first; elsewhere the transfers mean nothing.
         near = member.info.store == flight.aimed_at.store
         own_dtype = member.info.engine.fingerprint.format.dtype

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from kvrelay.errors import Lost, Overloaded
+from kvrelay.errors import Overloaded, Unasked
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.experience import Learned
 from kvrelay.fleet.flight import AbandonDecode, AbandonPrefill, Ask, DispatchDecode, Plan, SendPrefill
@@ -483,5 +483,5 @@ def test_a_d_that_was_forgotten_is_a_lost_one_so_that_another_answers() -> None:
     gone = brain.decode_order("r1", 0.0).worker
     brain.fleet.workers.leave(gone, "i1")
     brain.fleet.workers.expire(FORGET_S + 1.0)
-    with pytest.raises(Lost, match="is gone"):
+    with pytest.raises(Unasked, match="is gone"):
         brain.decode_order("r1", FORGET_S + 1.0)

@@ -40,7 +40,7 @@ def killed(brain: Brain, name: str, now: float, reason: str = "reset", after_s: 
 def deaths(brain: Brain, name: str, reason: str = "reset", after_s: float = 2.0) -> int:
     """How many workers die before the request is stopped or none is left."""
     count = 1
-    while killed(brain, name, 10.0 * count, reason, after_s):
+    while killed(brain, name, 100.0 * count, reason, after_s):
         count += 1
     return count
 
