@@ -32,7 +32,7 @@ def killed(brain: Brain, name: str, now: float, reason: str = "reset", after_s: 
     if reason == "failed":
         brain.fleet.workers.leave(worker, "i1")
     try:
-        return brain.decode_refused(name, now + after_s, reason=reason)
+        return brain.decode_refused(name, now + after_s, reason=reason) is not None
     except (Harmful, Overloaded):
         return False
 
@@ -75,7 +75,7 @@ def test_where_other_routers_have_requests_nobody_is_held_to_be_alone() -> None:
 def failed(brain: Brain, name: str, now: float) -> bool:
     """Its D answers that it failed, and lives; whether it goes to another one. Raises ``Overloaded``."""
     asked(brain, name, now)
-    return brain.decode_refused(name, now + 0.1, reason="failed")
+    return brain.decode_refused(name, now + 0.1, reason="failed") is not None
 
 
 def test_where_workers_answer_that_they_failed_and_live_its_client_may_ask_again() -> None:
