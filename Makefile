@@ -45,7 +45,7 @@ bench-index: install ## measure the router's index beside Dynamo's
 bench-handoff: install ## measure the hand-off beside vLLM's own, print one table; QUICK=1 is shorter, STAGES="ours arena" picks
 	@$(BIN)/python -m benchmarks.handoff $(if $(QUICK),--quick) $(STAGES)
 
-bench-recovery: install ## kill, stop and drain mock workers, routers and stores, and take the times; QUICK=1 is shorter, STAGES="decode chaos" picks
+bench-recovery: install ## kill, stop and drain workers, mock and real, routers and stores, and take the times; QUICK=1 is shorter, STAGES="decode chaos" picks
 	@$(BIN)/python -m benchmarks.recovery $(if $(QUICK),--quick) $(STAGES)
 
 bench-mixed: install ## measure the mixed load beside vLLM unsplit and split; QUICK=1 is shorter, STAGES="kvrelay nixl" picks

@@ -11,6 +11,8 @@ from benchmarks.breaking.bench import Bench, bench
 from benchmarks.breaking.drained import drained
 from benchmarks.breaking.loss import spread
 from benchmarks.breaking.paths import paths
+from benchmarks.breaking.real import engines
+from benchmarks.breaking.underway import partitions, restarts
 from kvrelay.cli.draining import Routers
 from kvrelay.deploy.chaos.run import ChaosPlan, wreak
 from kvrelay.errors import Lost
@@ -218,4 +220,7 @@ STAGES = {
     "router": router,
     "drain": drain,
     "chaos": chaos,
+    "engines": engines,
+    "restarts": restarts,
+    "partitions": partitions,
 }

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 
+import aiohttp
 import pytest
 
 from benchmarks.breaking.asking import Asking, Stream
 from benchmarks.breaking.loss import Loss, spread, table
 from benchmarks.breaking.stages import STAGES
+from benchmarks.breaking.underway import Load
 from benchmarks.breaking.wires import Wire, cut
+from tests.patience import until
 
 
 def test_a_pause_is_the_longest_time_between_two_tokens() -> None:
@@ -75,6 +78,36 @@ async def test_an_answer_of_the_right_length_and_of_other_tokens_counts_as_wrong
     stop, counts = asyncio.Event(), {"answered": 0, "wrong": 0, "failed": 0}
     await Answered([right, cut_off, other, ended], stop).keep_asking(stop, counts, 5, 3, Echo())
     assert counts == {"answered": 1, "wrong": 1, "failed": 2}
+
+
+class Disturbed(Asking):
+    """Clients whose next answers are known; the others, and all that are asked for afterwards, are 0, 1."""
+
+    def __init__(self, answers: list[list[int]]) -> None:
+        self.answers = answers
+        """An empty one is none at all."""
+
+    def prompt(self, tokens: int) -> list[int]:
+        return [1] * tokens
+
+    async def stream(self, prompt: list[int], count: int, stream: Stream | None = None) -> Stream:
+        await asyncio.sleep(0)
+        told = self.answers.pop() if stream is not None and self.answers else [0, 1]
+        if not told:
+            raise aiohttp.ServerDisconnectedError
+        stream = stream or Stream()
+        stream.tokens, stream.done = told, True
+        return stream
+
+
+async def test_answers_under_load_are_compared_with_those_at_rest() -> None:
+    site = Disturbed([[0, 2], [], [0, 1, 1], [0, 1]])
+    load = Load(site)
+    async with load.asking():
+        await until(lambda: not site.answers)
+    counts = await load.counts()
+    assert (counts["wrong"], counts["failed"]) == (2, 1)
+    assert counts["answered"] == len(load.asked) - 3 > 0
 
 
 @pytest.mark.parametrize("begun", [True, False], ids=["a connection that was there", "a new one"])
