@@ -26,7 +26,8 @@ up: install ## start a store, a prefill worker, a decode worker and the router h
 
 test: lint ## lint, then every test, those that start vLLM included
 	@$(BIN)/python -m pytest -q -n $(WORKERS) -m "not vllm"
-	@$(BIN)/python -m pytest -m vllm
+	@$(BIN)/python -m pytest -m vllm --ignore-glob='*/test_unlike_*'
+	@$(BIN)/python -m pytest -m vllm tests/serving/test_unlike_*.py # a process of its own: all these engines need the memory
 
 check: lint ## lint, then the quick tests, which start no vLLM: under a minute
 	@$(BIN)/python -m pytest -q -n $(WORKERS) -m "not vllm and not gpu and not slow"

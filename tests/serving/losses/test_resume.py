@@ -154,8 +154,11 @@ class Choices:
                     self.take(line.decode().strip())
 
 
-async def test_requests_of_every_kind_go_on_as_they_would_have(probe: Breakable, tiny_baseline: Baseline) -> None:
-    asked = [(kind, *body_of(kind, number)) for kind in KINDS for number in range(2)]
+@pytest.mark.parametrize("number", range(2))
+async def test_requests_of_every_kind_go_on_as_they_would_have(
+    probe: Breakable, tiny_baseline: Baseline, number: int
+) -> None:
+    asked = [(kind, *body_of(kind, number)) for kind in KINDS]
     expected = await at_most(4, (partial(tiny_baseline.ask, route, body) for _, route, body in asked))
     before = await probe.resumed()
     answers = [Choices() for _ in asked]
