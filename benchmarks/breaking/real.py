@@ -13,6 +13,7 @@ from benchmarks.breaking.bench import clients
 from benchmarks.breaking.loss import Loss, spread, table
 from benchmarks.breaking.stopped import stopped
 from benchmarks.breaking.wired import wired
+from benchmarks.progress import say_with_clock
 from kvrelay.config import ClusterConfig, Config, ModelConfig, RouterConfig, StoreConfig, WorkerConfig
 from kvrelay.deploy.local import LocalCluster
 from kvrelay.deploy.model import model_path
@@ -53,14 +54,20 @@ async def killed(cluster: LocalCluster, name: str) -> AsyncIterator[None]:
 
 async def engines(quick: bool) -> dict[str, Any]:
     """SmolLM2 on vLLM: a decode worker is lost whose pages are found, or not; P is killed in the middle of its push."""
+    say = say_with_clock("engines")
+    say("three engines start")
     async with wired(CONFIG, model_path()) as (cluster, _), clients() as http:
         site = Asking(cluster, http)
         await asyncio.gather(*(site.stream(site.prompt(SHORT_TOKENS), 40) for _ in range(4)))  # first steps take longer
         rounds = range(1 if quick else 2)
+        say("a decode worker is killed with eight streams running, and started again")
         eight = [await _lose_of_eight(site) for _ in rounds]
+        say("a decode worker is killed, or stands still, whose pages are in a store")
         restore = {deed.__name__: [await _lose(site, deed) for _ in rounds] for deed in (killed, standing_still)}
+        say("the prefill worker is killed in the middle of its push")
         pushes = [await _kill_in_push(site) for _ in rounds]
         await cluster.kill(PREFILL)  # its own cache has the prompts
+        say("a decode worker stands still whose pages are nowhere")
         re_prefill = [await _lose(site, standing_still, nowhere=True) for _ in rounds]
     return {
         "prompt_tokens": PROMPT_TOKENS,

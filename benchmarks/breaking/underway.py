@@ -17,6 +17,7 @@ from benchmarks.breaking.loss import spread
 from benchmarks.breaking.real import CONFIG
 from benchmarks.breaking.stopped import processes, stopped
 from benchmarks.breaking.wired import Wires, wired
+from benchmarks.progress import say_with_clock
 from kvrelay.cli.draining import Routers
 from kvrelay.deploy.local import LocalCluster
 from kvrelay.deploy.model import model_path
@@ -76,12 +77,14 @@ class Load:
 
 async def restarts(quick: bool) -> dict[str, Any]:
     """SmolLM2 on vLLM: every worker is drained, killed and started again while clients ask."""
-    restarted = 0
+    say, restarted = say_with_clock("restarts"), 0
+    say("three engines start")
     async with wired(CONFIG, model_path()) as (cluster, _), clients() as http:
         load = Load(Asking(cluster, http))
         began = time.monotonic()
         async with load.asking():
             for worker in cluster.workers[:1] if quick else cluster.workers:
+                say(f"{worker.name} is drained and started again")
                 async with Routers(cluster.controls, cluster.key) as routers:
                     await drained(routers, worker.name)
                 await cluster.restart(worker.name)
@@ -92,10 +95,13 @@ async def restarts(quick: bool) -> dict[str, Any]:
 
 async def partitions(quick: bool) -> dict[str, Any]:
     """SmolLM2 on vLLM: nothing passes between two parties for five seconds while clients ask."""
+    say = say_with_clock("partitions")
+    say("three engines start")
     figures: dict[str, Any] = {}
     async with wired(CONFIG, model_path()) as (cluster, wires), clients() as http:
         site = Asking(cluster, http)
         for parties, partition in PARTITIONS.items():
+            say(f"nothing passes between {parties}")
             rounds = [await _part(site, partition, wires) for _ in range(1 if quick else 2)]
             figures[parties] = {
                 "rounds": len(rounds),

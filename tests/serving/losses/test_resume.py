@@ -83,6 +83,7 @@ async def test_eight_of_eight_streams_outlive_a_worker_that_stops(
 
 # ---------------------------------------------------------------- requests of every kind
 
+UNDERWAY_TRIES = 5
 GREEDY = {"temperature": 0}
 KINDS: dict[str, dict[str, Any]] = {
     "greedy chat": {**GREEDY, "chat": True},
@@ -154,26 +155,59 @@ class Choices:
                     self.take(line.decode().strip())
 
 
-@pytest.mark.parametrize("number", range(2))
+@dataclass
+class Asked:
+    """One request of every kind, and what its client has of it."""
+
+    number: int
+    answers: list[Choices] = field(default_factory=lambda: [Choices() for _ in KINDS])
+    running: list[asyncio.Task[None]] = field(default_factory=list)
+
+    @property
+    def bodies(self) -> list[tuple[str, dict[str, Any]]]:
+        return [body_of(kind, self.number) for kind in KINDS]
+
+    def ask(self, probe: Breakable) -> None:
+        self.running = [
+            asyncio.create_task(answer.read(probe, route, body))
+            for answer, (route, body) in zip(self.answers, self.bodies, strict=True)
+        ]
+
+    async def all_begun(self) -> bool:
+        """False when an answer ends before another has begun."""
+        while min(answer.events for answer in self.answers) < BEGUN_TOKENS:
+            if any(task.done() for task in self.running):
+                return False
+            await asyncio.sleep(0.002)
+        return True
+
+    async def ended(self) -> None:
+        await asyncio.gather(*self.running)
+
+
+async def every_kind_underway(probe: Breakable, first: int) -> Asked:
+    """Requests of all kinds, written at once: the first grammar of an engine takes longer than short answers."""
+    for number in range(first, first + UNDERWAY_TRIES):
+        asked = Asked(number)
+        asked.ask(probe)
+        if await asked.all_begun():
+            return asked
+        await asked.ended()
+    pytest.fail("answers ended before others began, each time: nothing was left to lose")
+
+
+@pytest.mark.parametrize("first", [0, UNDERWAY_TRIES])
 async def test_requests_of_every_kind_go_on_as_they_would_have(
-    probe: Breakable, tiny_baseline: Baseline, number: int
+    probe: Breakable, tiny_baseline: Baseline, first: int
 ) -> None:
-    asked = [(kind, *body_of(kind, number)) for kind in KINDS]
-    expected = await at_most(4, (partial(tiny_baseline.ask, route, body) for _, route, body in asked))
     before = await probe.resumed()
-    answers = [Choices() for _ in asked]
-    running = [
-        asyncio.create_task(answer.read(probe, route, body))
-        for answer, (_, route, body) in zip(answers, asked, strict=True)
-    ]
-    while min(answer.events for answer in answers) < BEGUN_TOKENS:
-        assert not any(task.done() for task in running), "too fast: nothing is left to lose"
-        await asyncio.sleep(0.002)
+    asked = await every_kind_underway(probe, first)
     victim = await probe.busiest()
     with probe.stopped(victim):
-        await asyncio.gather(*running)
+        await asked.ended()
         after = await probe.resumed()
-    for (kind, _, _), answer, whole in zip(asked, answers, expected, strict=True):
+    expected = await at_most(4, (partial(tiny_baseline.ask, route, body) for route, body in asked.bodies))
+    for kind, answer, whole in zip(KINDS, asked.answers, expected, strict=True):
         assert answer.last == "data: [DONE]", kind
         assert {index: (answer.texts[index], answer.finishes[index]) for index in answer.texts} == expected_of(whole), (
             kind
@@ -181,7 +215,7 @@ async def test_requests_of_every_kind_go_on_as_they_would_have(
         if kind == "log probabilities":
             listed = whole["choices"][0]["logprobs"]
             assert answer.logprobs == list(zip(listed["tokens"], listed["text_offset"], strict=True))
-    assert after[0] - before[0] >= len(asked) // 4
+    assert after[0] - before[0] >= len(KINDS) // 4
     assert after[1] == before[1] == 0
     await probe.until_ready(victim)
     await probe.assert_at_rest()
