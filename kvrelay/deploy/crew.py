@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from kvrelay.deploy.comebacks import MOST_DEATHS, WELL_S, Comebacks
 from kvrelay.deploy.members import Kind, Member, RunDir
 from kvrelay.deploy.process import Child, describe_exit
 from kvrelay.deploy.progress import STARTING, LogFollower, Progress, error_lines
@@ -41,9 +42,14 @@ class Crew:
         self._doomed: set[str] = set()
         """Members that are meant to die."""
         self._revivals = Revivals()
+        """Of routers, where there are several."""
+        self._comebacks = Comebacks()
+        """Of all others."""
+        self._serving_since_s: dict[str, float] = {}
+        """When a process of each of these others was first seen to serve, by name."""
         self._starts: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        """By name: a router that has died is started by one of those who want it to run, and by none once it was killed
-        on purpose."""
+        """By name: who has died is started by one of those who want it to run, and by none once it was killed on
+        purpose."""
 
     def __repr__(self) -> str:
         return f"<Crew of {len(self.members)}, {len(self.running())} running>"
@@ -86,6 +92,7 @@ class Crew:
         with log.open("ab") as output:
             child = await Child.start(member.name, member.command, environment, output)
         self._children[member.name] = child
+        self._serving_since_s.pop(member.name, None)
         self._doomed.discard(member.name)  # not before: the old one's death was wanted
         self._on_progress(member.name, STARTING)
 
@@ -95,14 +102,18 @@ class Crew:
             if self._runs(name):
                 await self._kill(name)
             await self.start(self.members[name])
-            self._revivals.settled(name)
+            self._settled(name)
         await self.until_ready([name], within_s)
 
     async def kill(self, name: str) -> None:
         """SIGKILL it and everything below it."""
         async with self._starts[name]:
             await self._kill(name)
-            self._revivals.settled(name)
+            self._settled(name)
+
+    def _settled(self, name: str) -> None:
+        self._revivals.settled(name)
+        self._comebacks.wanted(name)
 
     async def _kill(self, name: str) -> None:
         self._doomed.add(name)
@@ -118,7 +129,8 @@ class Crew:
         await self._children[name].kill()
 
     def note_dead_routers(self, now: float) -> None:
-        """Replicas that died while another one served are to be started again; their death is no crash then."""
+        """Replicas that died while another one served are to be started again; their death is no crash then. An only
+        router is a member like any other."""
         if not self.routers() and not self._revivals.may_begin_anew(now):
             self._revivals.give_up()
             return
@@ -141,22 +153,71 @@ class Crew:
             self._revivals.settled(member.name)
 
     def _dead_routers(self) -> list[Member]:
+        return [member for member in self._dead() if self._is_replica(member)]
+
+    def _is_replica(self, member: Member) -> bool:
+        routers = [each for each in self.members.values() if each.kind is Kind.ROUTER]
+        return len(routers) > 1 and member in routers
+
+    def _dead(self) -> list[Member]:
         """Those that nobody killed on purpose."""
-        routers = (member for member in self.members.values() if member.kind is Kind.ROUTER)
-        return [member for member in routers if not self._runs(member.name) and member.name not in self._doomed]
+        members = self.members.values()
+        return [member for member in members if not self._runs(member.name) and member.name not in self._doomed]
 
     def _tell_death(self, name: str, pause_s: float) -> None:
         how, log = describe_exit(self._children[name].exit_status), self._run.log(name)
         when = f"in {pause_s:g} s" if pause_s else "now"
         _log.warning("%s died (%s) and is started again %s; its log: %s", name, how, when, log)
 
+    def note_dead_members(self, now: float) -> None:
+        """Others that died, once all had come to serve, are to be started again: that is no crash."""
+        self._note_serving(now)
+        known = self._comebacks
+        for member in self._dead():
+            if not self._is_replica(member) and not known.waits(member.name) and not known.is_down(member.name):
+                served_s = now - self._serving_since_s.get(member.name, now)
+                pause_s = known.died(member.name, now, served_s)
+                if pause_s is not None:
+                    self._tell_death(member.name, pause_s)
+                else:
+                    self._tell_down(member.name)
+
+    def _note_serving(self, now: float) -> None:
+        for member in self.running():
+            if member.name not in self._serving_since_s:
+                self._follow([member.name])
+                if self._followers[member.name].progress.ready:
+                    self._serving_since_s[member.name] = now
+
+    def _tell_down(self, name: str) -> None:
+        died = _obituary(name, describe_exit(self._children[name].exit_status), self._run.log(name))
+        often = f"{MOST_DEATHS} times in a row, within {WELL_S:g} s of serving each time"
+        _log.error("%s\n%s died %s: it stays down, and the rest goes on without it", died, name, often)
+
+    async def revive_members(self, now: float) -> None:
+        """Start those whose time has come, on their old ports."""
+        for member in self._dead():
+            if self._comebacks.waits(member.name) and self._comebacks.is_due(member.name, now):
+                async with self._starts[member.name]:
+                    if not self._runs(member.name) and member.name not in self._doomed:
+                        await self._children[member.name].kill()  # what it left behind may hold its ports
+                        await self.start(member)
+                    self._comebacks.started(member.name)
+
     # ------------------------------------------------------------ how they are
 
     def raise_if_crashed(self) -> None:
-        """Raises ``Lost`` when one died that nobody killed and that is not to be started again."""
+        """Raises ``Lost`` when one died that nobody killed and that is not to be started again, unless the rest can do
+        without it: it died too often, and others write."""
         for name, child in self._children.items():
-            if not child.running and name not in self._doomed and not self._revivals.waits(name):
+            if not child.running and name not in self._doomed and not self._is_excused(name):
                 raise Lost(_obituary(name, describe_exit(child.exit_status), self._run.log(name)))
+
+    def _is_excused(self, name: str) -> bool:
+        if self._comebacks.is_down(name):
+            workers = (it.name for it in self.members.values() if it.kind in (Kind.WORKER, Kind.MOCK))
+            return self.members[name].kind is not Kind.ROUTER and not all(map(self._comebacks.is_down, workers))
+        return self._revivals.waits(name) or self._comebacks.waits(name)
 
     async def until_ready(self, names: Iterable[str], within_s: float) -> None:
         """Raises ``Lost`` when one is not, or anybody died."""

@@ -132,15 +132,17 @@ class LocalCluster:
         return self.run.log(name)
 
     async def wait(self) -> None:
-        """Wait until a member dies that nobody killed, and raise ``Lost`` then; of several routers one may, or stop."""
+        """Start again who dies, and raise ``Lost`` when that is of no use: the routers died, or no worker stays up."""
         await until_one_ends(self._until_crash(), RouterWatch(self._crew, self.key).run())
 
     async def _until_crash(self) -> None:
         while True:
             now = asyncio.get_running_loop().time()
             self._crew.note_dead_routers(now)
+            self._crew.note_dead_members(now)
             self._crew.raise_if_crashed()
             await self._crew.revive_routers(now)
+            await self._crew.revive_members(now)
             await asyncio.sleep(POLL_S)
 
     async def kill(self, name: str) -> None:

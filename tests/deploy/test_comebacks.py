@@ -1,0 +1,139 @@
+"""Members that die under ``kvrelay up``: started again, and left alone once that is of no use."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from kvrelay.deploy.comebacks import FIRST_PAUSE_S, MOST_DEATHS, WELL_S, Comebacks
+from kvrelay.deploy.crew import Crew
+from kvrelay.deploy.members import Kind, Member, RunDir
+from kvrelay.errors import Lost
+from tests.patience import PATIENCE_S, until
+
+
+def test_the_first_start_comes_at_once_and_the_pause_doubles_until_it_stays_down() -> None:
+    comebacks = Comebacks()
+    pauses = [comebacks.died("a", 0.0, served_s=0.0) for _ in range(MOST_DEATHS)]
+    assert pauses == [0.0, FIRST_PAUSE_S, 2 * FIRST_PAUSE_S, 4 * FIRST_PAUSE_S, None]
+    assert (comebacks.is_down("a"), comebacks.is_down("b")) == (True, False)
+
+
+def test_one_that_was_well_in_between_comes_back_for_ever() -> None:
+    comebacks = Comebacks()
+    assert [comebacks.died("a", 0.0, served_s=WELL_S) for _ in range(3 * MOST_DEATHS)] == [0.0] * 3 * MOST_DEATHS
+
+
+def test_one_that_waits_is_due_after_its_pause_and_somebody_who_starts_it_clears_its_record() -> None:
+    comebacks = Comebacks()
+    for _ in range(2):
+        comebacks.died("a", 10.0, served_s=1.0)
+    assert (comebacks.is_due("a", 10.0), comebacks.is_due("a", 10.0 + FIRST_PAUSE_S)) == (False, True)
+    comebacks.wanted("a")
+    assert not comebacks.waits("a")
+    assert comebacks.died("a", 20.0, served_s=1.0) == 0.0
+
+
+# ---------------------------------------------------------------- with processes
+
+READY = "import time; print('kvrelay ready: as if', flush=True); time.sleep(600)"
+SICK = "print('RuntimeError: no memory'); raise SystemExit(3)"
+
+
+@pytest.fixture
+async def crew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Crew]:
+    """A router, a store and two workers that only say that they are ready."""
+    run = RunDir(tmp_path)
+    run.logs.mkdir()
+    made = Crew(run, lambda name, progress: None)
+    monkeypatch.setattr(Member, "command", property(lambda self: [sys.executable, "-c", *self.arguments]))
+    kinds = {"router": Kind.ROUTER, "store-0": Kind.STORE, "both-0": Kind.WORKER, "both-1": Kind.WORKER}
+    for name, kind in kinds.items():
+        await made.start(Member(name=name, kind=kind, arguments=(READY,)))
+    try:
+        await made.until_ready(kinds, PATIENCE_S)
+        made.note_dead_members(0.0)
+        yield made
+    finally:
+        await made.stop()
+
+
+async def die(crew: Crew, name: str) -> None:
+    psutil.Process(crew.pid(name)).send_signal(signal.SIGKILL)
+    await ended(crew, name)
+
+
+async def ended(crew: Crew, name: str) -> None:
+    await until(lambda: all(member.name != name for member in crew.running()))
+
+
+async def look(crew: Crew, now: float) -> None:
+    crew.note_dead_members(now)
+    crew.raise_if_crashed()
+    await crew.revive_members(now)
+
+
+@pytest.mark.parametrize("name", ["both-0", "store-0", "router"])
+async def test_a_worker_a_store_or_an_only_router_that_dies_is_started_again_with_the_same_command(
+    crew: Crew, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = crew.pid(name)
+    await die(crew, name)
+    await look(crew, 1.0)
+    assert crew.pid(name) != before
+    assert len(crew.running()) == 4
+    assert f"{name} died (killed by SIGKILL) and is started again now" in caplog.text
+
+
+async def sicken(crew: Crew, name: str) -> None:
+    """It dies, and every new process of it at once."""
+    member = crew.members[name]
+    crew.members[name] = Member(name=name, kind=member.kind, arguments=(SICK,))
+    await die(crew, name)
+    now = 100.0
+    async with asyncio.timeout(PATIENCE_S):
+        while not crew._comebacks.is_down(name):
+            await look(crew, now)
+            await asyncio.sleep(0.02)
+            now += 50.0
+
+
+async def test_one_that_dies_at_once_again_and_again_stays_down_and_the_others_go_on(
+    crew: Crew, caplog: pytest.LogCaptureFixture
+) -> None:
+    await sicken(crew, "both-0")
+    assert [member.name for member in crew.running()] == ["router", "store-0", "both-1"]
+    assert "both-0 died 5 times in a row" in caplog.text
+    assert "RuntimeError: no memory" in caplog.text
+    await die(crew, "both-1")
+    await look(crew, 2e6)
+    assert [member.name for member in crew.running()] == ["router", "store-0", "both-1"]
+
+
+async def test_the_cluster_ends_when_no_worker_stays_up(crew: Crew) -> None:
+    await sicken(crew, "both-0")
+    with pytest.raises(Lost, match="no memory"):
+        await sicken(crew, "both-1")
+
+
+async def test_the_cluster_ends_when_its_only_router_does_not_stay_up(crew: Crew) -> None:
+    with pytest.raises(Lost, match="no memory"):
+        await sicken(crew, "router")
+
+
+async def test_a_death_while_the_cluster_starts_is_a_crash_with_the_reason_of_its_log(crew: Crew) -> None:
+    await crew.start(Member(name="both-2", kind=Kind.WORKER, arguments=(SICK,)))
+    with pytest.raises(Lost, match="both-2 died: RuntimeError: no memory"):
+        await crew.until_ready(["both-2"], PATIENCE_S)
+
+
+async def test_one_that_was_killed_on_purpose_stays_dead(crew: Crew) -> None:
+    await crew.kill("both-0")
+    await look(crew, 1.0)
+    assert len(crew.running()) == 3
