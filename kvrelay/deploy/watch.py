@@ -5,6 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import psutil
 
 from kvrelay.deploy.crew import Crew
 from kvrelay.deploy.members import Member
@@ -12,40 +16,106 @@ from kvrelay.deploy.readiness import answers
 
 _log = logging.getLogger(__name__)
 
-ASK_EVERY_S = 2.0
+LOOK_EVERY_S = 0.5
+STILL_LOOKS = 4
+"""Looks in a row at which a process that was asked has not run for a moment since the one before: a busy one has, and
+so has one that waits for its turn on a loaded machine."""
+STARTING_LOOKS = 20
+"""The same of one that is not ready: nothing wakes it, and what it reads of a slow disk may take long."""
 MOST_MISSED = 3
-"""Questions in a row without an answer, each for as long as a handshake may take."""
+"""Questions in a row without an answer, each for as long as two handshakes may take, of one that does run."""
+
+
+@dataclass
+class Watched:
+    """One router's process."""
+
+    asking: asyncio.Task[bool]
+    signs: tuple[float, ...] = ()
+    still: int = 0
+    """Looks in a row without a sign that it ran."""
+    missed: int = 0
+    """Questions in a row."""
+    answers: bool = False
+    """The last question that is over was answered."""
 
 
 class RouterWatch:
-    """Asks each router of ``crew`` over its own control port."""
+    """Asks each router of ``crew`` over its own control port, one question at a time."""
 
     def __init__(self, crew: Crew, key: bytes) -> None:
         self._crew = crew
         self._key = key
-        self._missed: dict[int, int] = {}
+        self._watched: dict[int, Watched] = {}
         """By process."""
 
     def __repr__(self) -> str:
-        return f"<RouterWatch, {len(self._missed)} routers miss questions>"
+        return f"<RouterWatch of {len(self._watched)}>"
 
     async def run(self) -> None:
         """Until cancelled."""
-        while True:
-            await asyncio.sleep(ASK_EVERY_S)
-            await self.ask(self._crew.serving_routers())
+        try:
+            while True:
+                await asyncio.sleep(LOOK_EVERY_S)
+                await self.look(self._crew.routers())
+        finally:
+            await self.close()
 
-    async def ask(self, routers: list[Member]) -> None:
-        """One round."""
-        if len(routers) < 2:
-            self._missed.clear()
-            return
+    async def close(self) -> None:
+        """Ask nothing any more."""
+        await self._forget(list(self._watched))
+
+    async def look(self, routers: list[Member]) -> None:
+        """Once at each; whoever stands still is ended."""
         pids = {router.name: self._crew.pid(router.name) for router in routers}
-        heard = await asyncio.gather(*(answers(router.control, self._key) for router in routers))
-        said = {pids[router.name]: answered for router, answered in zip(routers, heard, strict=True)}
-        self._missed = {pid: self._missed.get(pid, 0) + 1 for pid, answered in said.items() if not answered}
+        await self._forget(self._watched.keys() - set(pids.values()))
+        serving = {router.name for router in self._crew.serving_routers()}
         for router in routers:
-            missed = self._missed.get(pids[router.name], 0)
-            if any(heard) and missed >= MOST_MISSED and self._crew.pid(router.name) == pids[router.name]:
+            self._see(router, pids[router.name])
+        for router in routers:
+            others = [self._watched[pid] for name, pid in pids.items() if name != router.name and name in serving]
+            hangs = self._hangs(self._watched[pids[router.name]], is_ready=router.name in serving)
+            is_same = self._crew.pid(router.name) == pids[router.name]
+            if hangs and is_same and any(other.answers and not other.missed for other in others):
                 _log.warning("%s answers nothing any more: it is ended and started again", router.name)
                 await self._crew.end(router.name)
+
+    def _see(self, router: Member, pid: int) -> None:
+        known = self._watched.get(pid)
+        if known is None:
+            self._watched[pid] = Watched(self._ask(router), signs_of(pid))
+            return
+        signs = signs_of(pid)
+        known.still = known.still + 1 if signs == known.signs else 0
+        known.signs = signs
+        if known.asking.done():
+            known.answers = known.asking.result()
+            known.missed = 0 if known.answers else known.missed + 1
+            known.still = 0 if known.answers else known.still
+            known.asking = self._ask(router)
+
+    def _ask(self, router: Member) -> asyncio.Task[bool]:
+        return asyncio.create_task(answers(router.control, self._key))
+
+    def _hangs(self, router: Watched, *, is_ready: bool) -> bool:
+        if not is_ready:  # it may not listen yet
+            return router.still >= STARTING_LOOKS
+        return router.still >= STILL_LOOKS or router.missed >= MOST_MISSED
+
+    async def _forget(self, pids: Iterable[int]) -> None:
+        asked = [self._watched.pop(pid).asking for pid in pids]
+        for asking in asked:
+            asking.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+
+
+def signs_of(pid: int) -> tuple[float, ...]:
+    """Numbers of which at least one is another after the process has run for a moment: CPU seconds in steps of 10 ms,
+    and how often it went to sleep or had to stand back."""
+    try:
+        process = psutil.Process(pid)
+        with process.oneshot():
+            cpu, switches = process.cpu_times(), process.num_ctx_switches()
+    except psutil.Error:
+        return ()
+    return cpu.user, cpu.system, switches.voluntary, switches.involuntary

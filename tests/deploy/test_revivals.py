@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -19,7 +20,7 @@ from kvrelay.deploy.crew import Crew
 from kvrelay.deploy.members import Kind, Member, RunDir
 from kvrelay.deploy.process import Child
 from kvrelay.deploy.revivals import LAST_PAUSE_S, MOST_DEATHS, SERVED_PAUSE_S, WINDOW_S, Revivals
-from kvrelay.deploy.watch import MOST_MISSED, RouterWatch
+from kvrelay.deploy.watch import STILL_LOOKS, RouterWatch
 from kvrelay.errors import Lost
 from kvrelay.protocol.operator import Ready
 from tests.patience import PATIENCE_S, until
@@ -190,20 +191,73 @@ async def test_a_router_that_is_killed_on_purpose_while_another_one_is_started_s
     assert [member.name for member in crew.running()] == ["router"]
 
 
-async def test_a_router_that_answers_nothing_is_ended_and_started_again(
-    crew: Crew, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(channel, "HANDSHAKE_S", 0.5)
-    watching, before, rounds = RouterWatch(crew, KEY), crew.pid("router-1"), 0
+async def looked(crew: Crew, looks: int) -> RouterWatch:
+    """After so many looks, each after a while in which whoever answers can."""
+    watching = RouterWatch(crew, KEY)
+    for _ in range(looks):
+        await watching.look(crew.routers())
+        await asyncio.sleep(0.1)
+    return watching
+
+
+async def until_ended(crew: Crew) -> None:
+    """The watch looks until one is ended."""
+    watching = RouterWatch(crew, KEY)
     async with asyncio.timeout(PATIENCE_S):
-        while len(crew.running()) == 2:  # more rounds where the other one is slow to answer: it ends nobody then
-            await watching.ask(crew.routers())
-            rounds += 1
-    assert rounds >= MOST_MISSED
+        while len(crew.running()) == 2:
+            await watching.look(crew.routers())
+            await asyncio.sleep(0.1)
+    await watching.close()
+
+
+async def test_a_router_that_was_asked_and_does_not_run_is_ended_and_started_again(crew: Crew) -> None:
+    before = crew.pid("router-1")
+    await until_ended(crew)
     assert [member.name for member in crew.running()] == ["router"]
     await look(crew, 0.0)
     assert crew.pid("router-1") != before
     assert len(crew.running()) == 2
+
+
+async def test_a_busy_router_is_asked_for_longer_before_it_is_ended(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counter = itertools.count()
+    monkeypatch.setattr(watch, "signs_of", lambda pid: (float(next(counter)),))
+    watching = await looked(crew, 3 * STILL_LOOKS)
+    assert len(crew.running()) == 2
+    await watching.close()
+    monkeypatch.setattr(channel, "HANDSHAKE_S", 0.3)
+    await until_ended(crew)
+    assert [member.name for member in crew.running()] == ["router"]
+
+
+async def test_a_router_that_stops_before_it_is_ready_is_ended_later_than_one_that_was(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready = crew.serving_routers()[:1]
+    monkeypatch.setattr(crew, "serving_routers", lambda: ready)
+    watching = await looked(crew, STILL_LOOKS + 2)
+    assert len(crew.running()) == 2
+    await watching.close()
+    await until_ended(crew)
+    assert [member.name for member in crew.running()] == ["router"]
+
+
+async def test_a_process_that_is_stopped_shows_no_sign_and_one_that_runs_does() -> None:
+    code = "import time\nwhile True: time.sleep(0.01)"
+    ticking = await Child.start("ticking", [sys.executable, "-c", code], {}, asyncio.subprocess.DEVNULL)
+    try:
+        before = watch.signs_of(ticking.pid)
+        await until(lambda: watch.signs_of(ticking.pid) != before)
+        process = psutil.Process(ticking.pid)
+        process.suspend()
+        await until(lambda: process.status() == psutil.STATUS_STOPPED)
+        stopped = watch.signs_of(ticking.pid)
+        await asyncio.sleep(0.2)
+        assert watch.signs_of(ticking.pid) == stopped
+    finally:
+        await ticking.kill()
 
 
 async def test_a_router_is_not_ended_while_no_other_one_answers(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +265,5 @@ async def test_a_router_is_not_ended_while_no_other_one_answers(crew: Crew, monk
         return False
 
     monkeypatch.setattr(watch, "answers", silent)
-    watching = RouterWatch(crew, KEY)
-    for _ in range(2 * MOST_MISSED):
-        await watching.ask(crew.routers())
+    await (await looked(crew, 3 * STILL_LOOKS)).close()
     assert len(crew.running()) == 2

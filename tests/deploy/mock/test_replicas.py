@@ -14,9 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from kvrelay import channel
 from kvrelay.config import ClusterConfig, Config, MockConfig, RouterConfig
-from kvrelay.deploy import watch
 from kvrelay.deploy.local import LocalCluster
 from kvrelay.deploy.mock.node import MockNode
 from kvrelay.deploy.mock.roster import mock_names
@@ -24,7 +22,7 @@ from kvrelay.deploy.mock.site import Site
 from kvrelay.deploy.tiny import TinyShape, make_tiny
 from kvrelay.types import Medium
 from tests.deploy.mock.test_mock_cluster import CONFIG, Mocks, prompt
-from tests.patience import until
+from tests.patience import PATIENCE_S, until
 from tests.router.cluster import KEY, Cluster
 
 ROUTER = RouterConfig(port=0, control_port=0, local_prefill="never")
@@ -135,10 +133,7 @@ async def test_a_killed_replica_is_started_again_and_the_other_one_serves_meanwh
 
 
 @pytest.mark.slow
-async def test_a_stopped_replica_is_replaced(
-    tiny: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(watch, "ASK_EVERY_S", 0.1)
+async def test_a_stopped_replica_is_replaced(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     config = Config(
         router=RouterConfig(port=0, control_port=0, replicas=2), mock=MockConfig(enabled=True, time_scale=0.05)
     )
@@ -146,12 +141,34 @@ async def test_a_stopped_replica_is_replaced(
         supervising = asyncio.create_task(cluster.wait())
         before = cluster.pid("router-1")
         os.kill(before, signal.SIGSTOP)
-        with monkeypatch.context() as impatient:  # for no longer: the new one may be slow to answer
-            impatient.setattr(channel, "HANDSHAKE_S", 1.0)
-            await until(lambda: cluster.pid("router-1") != before)
+        await until(lambda: cluster.pid("router-1") != before)
         await until(lambda: cluster.log("router-1").read_text().count("kvrelay ready:") >= 2)
         for _ in range(8):
             assert await _answers(cluster.url)
+        assert not supervising.done()
+        supervising.cancel()
+        await asyncio.gather(supervising, return_exceptions=True)
+
+
+@pytest.mark.slow
+async def test_the_process_of_all_workers_and_stores_is_started_again_when_it_is_killed(
+    tiny: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    config = Config(
+        router=RouterConfig(port=0, control_port=0),
+        cluster=ClusterConfig(prefill=2, decode=2, stores=2),
+        mock=MockConfig(enabled=True, time_scale=0.05),
+    )
+    async with LocalCluster(config, run_dir=tmp_path_factory.mktemp("run"), model=tiny) as cluster:
+        supervising = asyncio.create_task(cluster.wait())
+        for _ in range(2):
+            assert await _answers(cluster.url)
+            before = cluster.pid("mock")
+            os.kill(before, signal.SIGKILL)
+            await until(lambda before=before: cluster.pid("mock") != before)  # type: ignore[misc]
+            async with asyncio.timeout(PATIENCE_S):
+                while not await _answers(cluster.url):  # 503 with Retry-After until the workers are back
+                    await asyncio.sleep(0.05)
         assert not supervising.done()
         supervising.cancel()
         await asyncio.gather(supervising, return_exceptions=True)
@@ -162,4 +179,4 @@ async def _answers(url: str) -> bool:
     body = {"model": "tiny", "prompt": prompt(0), "max_tokens": 3, "ignore_eos": True}
     async with aiohttp.ClientSession() as http, http.post(f"{url}/v1/completions", json=body) as response:
         answer = json.loads(await response.read())
-        return response.status == 200 and answer["usage"]["completion_tokens"] == 3
+        return response.status == 200 and bool(answer["usage"]["completion_tokens"] == 3)
