@@ -124,6 +124,8 @@ class RouterLine:
             pages.watch(self._posted.set)
         self._refusal = ""
         """Why the router would not have us, the last time."""
+        self._retry_s = FIRST_RETRY_S
+        """Pause before the next dial; that of the first one after a router that spoke to us."""
         self.dropped = 0
         self.is_up = False
         self.says_goodbye = True
@@ -145,19 +147,16 @@ class RouterLine:
 
     async def run(self) -> None:
         """Keep the link until cancelled."""
-        retry_s = FIRST_RETRY_S
         while True:
             await self.may_speak.wait()
             try:
-                link = await channel.connect(self._router, self._key, sender=self._sender, purpose="feed")
-                retry_s = FIRST_RETRY_S
-                await self._serve(link)
+                await self._serve(await channel.connect(self._router, self._key, sender=self._sender, purpose="feed"))
             except Refused as error:
                 self._tell_refusal(str(error))
             except KvrelayError:
                 pass
-            await asyncio.sleep(retry_s)
-            retry_s = min(LAST_RETRY_S, 2 * retry_s)
+            await asyncio.sleep(self._retry_s)
+            self._retry_s = min(LAST_RETRY_S, 2 * self._retry_s)
 
     def _tell_refusal(self, why: str) -> None:
         """Once: it goes on dialling, since what is in its way may be a former life of its own."""
@@ -167,6 +166,7 @@ class RouterLine:
 
     async def _serve(self, link: Channel) -> None:
         try:
+            link.give_up_after(self._stall_s)
             await link.send(self._registration)
             self.is_up = True
             await until_one_ends(self._send(link), self._listen(link))
@@ -235,11 +235,12 @@ class RouterLine:
         """Hear what the router asks for, and notice the end of the link."""
         while True:
             message = await link.recv()
+            if isinstance(message, Rejected):
+                raise answered(message.code, message.reason)
+            self._retry_s = FIRST_RETRY_S
             if isinstance(message, PagesWanted) and self._log is not None:
                 self._pages = self._log.follow(message.after)
                 self._posted.set()
-            elif isinstance(message, Rejected):
-                raise answered(message.code, message.reason)
             else:
                 self._heard(message)
 

@@ -128,6 +128,13 @@ class Channel:
         """Accept messages of the full length from now on: the peer is known."""
         self._reader.max_frame_bytes = MAX_FRAME_BYTES
 
+    def give_up_after(self, unheard_s: float) -> None:
+        """End the link once the other machine has acknowledged nothing that was sent for so long, where the system can
+        be told so. Its own limit is a quarter of an hour, with a minute and more between two tries."""
+        if self._sock.family != socket.AF_UNIX and hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
+            with contextlib.suppress(OSError):  # it is broken already
+                self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(unheard_s * 1000))
+
     def take_fds(self) -> list[int]:
         """File descriptors received so far; the caller owns them."""
         fds, self._fds = self._fds, []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import time
 from collections.abc import AsyncIterator
 
@@ -24,11 +25,13 @@ from kvrelay.protocol.feed import (
     TransferEvent,
 )
 from kvrelay.protocol.frame import MAX_FRAME_BYTES
+from kvrelay.protocol.handshake import Rejected
 from kvrelay.protocol.message import Message
 from kvrelay.types import Medium, Stage, StoreInfo
 from tests.fleet.values import names
 from tests.held_port import held_port
-from tests.patience import until
+from tests.patience import PATIENCE_S, until
+from tests.sockets import sockets_to
 
 KEY = b"k" * 32
 US = RegisterStore(store=StoreInfo(name="s", incarnation="1", address="127.0.0.1:1", capacity_bytes=1))
@@ -308,4 +311,55 @@ async def test_a_router_that_asks_is_told_of_all_pages_and_then_of_changes_many_
         before = router.count(PageEvents)
         await router.links[0].send(PagesWanted(after=0))
         await until(lambda: router.count(PageEvents) == 2 * before)
+    await router.close()
+
+
+async def test_a_router_that_refuses_is_dialled_less_and_less_often_and_one_that_speaks_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pauses: list[float] = []
+    sleep = asyncio.sleep
+
+    async def counted(delay_s: float) -> None:
+        if delay_s:
+            pauses.append(delay_s)
+        await sleep(0)
+
+    monkeypatch.setattr(asyncio, "sleep", counted)
+    answer: Message = Rejected(code="Refused", reason="s is registered and lives")
+
+    async def serve(link: Channel) -> None:
+        await link.recv()
+        await link.send(answer)
+        await sleep(0.05)  # the link ends when this returns
+
+    sock = bind_tcp("127.0.0.1", 0)
+    serving = asyncio.create_task(Listener(sock, KEY, receiver="router", purposes={"feed"}, serve=serve).run())
+    async with feeding(f"127.0.0.1:{sock.getsockname()[1]}"):
+        await until_paused(pauses, 6)
+        assert pauses[:6] == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0]
+        answer = PagesWanted(after=-1)
+        pauses.clear()
+        await until_paused(pauses, 3)
+        assert pauses[-2:] == [0.05, 0.05]
+    serving.cancel()
+    await asyncio.gather(serving, return_exceptions=True)
+
+
+async def until_paused(pauses: list[float], count: int) -> None:
+    """The feed dialled again so often."""
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(PATIENCE_S):
+        while len(pauses) < count:
+            soon = loop.create_future()
+            loop.call_later(0.01, soon.set_result, None)
+            await soon
+
+
+async def test_a_link_to_a_router_ends_when_its_machine_acknowledges_nothing() -> None:
+    router = Router()
+    async with feeding(router.address, heartbeat_s=0.5):
+        await until(lambda: router.links)
+        limits_ms = {sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) for sock in sockets_to(router.port)}
+        assert limits_ms == {2000}
     await router.close()

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import os
 import socket
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -24,6 +21,7 @@ from tests.fleet.values import store, worker
 from tests.patience import CANCELLED_S, LEEWAY, PATIENCE_S, RECOVERED_S, until
 from tests.router.cluster import KEY, Cluster
 from tests.router.test_two_legs import decode_leg
+from tests.sockets import sockets_to
 
 
 async def test_ps_400_reaches_the_client_with_its_body_and_d_is_never_asked(cluster: Cluster) -> None:
@@ -230,17 +228,9 @@ async def test_connections_to_workers_notice_a_machine_that_is_gone(cluster: Clu
     await until(lambda: decode.in_flight == 1)
     port = int(decode.url.rsplit(":", 1)[1])
     options = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE), (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE)]
-    assert {tuple(sock.getsockopt(*option) for option in options) for sock in _sockets_to(port)} == {(1, 5)}
+    assert {tuple(sock.getsockopt(*option) for option in options) for sock in sockets_to(port)} == {(1, 5)}
     decode.hold.set()
     await request
-
-
-def _sockets_to(port: int) -> Iterator[socket.socket]:
-    """This process's own connections to ``port``."""
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as sock:
-            if sock.family == socket.AF_INET and sock.getpeername()[1] == port:
-                yield sock
 
 
 async def test_an_unexpected_failure_of_a_late_prefill_is_logged(
