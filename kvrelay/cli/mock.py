@@ -99,7 +99,7 @@ def fault(
     times as long. step_s=1: no step is shorter. status=500: the status of every answer. drop_after=5: answers break off
     after so many tokens. lose_events=2: so many messages about pages are lost. params=stale or params=garbage:
     hand-offs are misread. mute=true: its network is cut, and no connection is closed. clock_s=-25000: its clock is off
-    by so much. Of stores: dead=true, mute=true and full=true: no slot is free.
+    by so much. Of stores: dead=true, mute=true, full=true (no slot is free) and apart=true (no other store reaches it).
 
     Example:  kvrelay fault decode-0 hang=true --port 7090 --key-file key
     """

@@ -26,6 +26,14 @@ class Member(msgspec.Struct, frozen=True):
     draining: bool = False
 
 
+class BrokenWay(msgspec.Struct, frozen=True):
+    """From one store to another no page gets."""
+
+    source: str
+    target: str
+    why: str = ""
+
+
 class FleetHealth(msgspec.Struct, frozen=True):
     """The part of a router's /health that a doctor reads."""
 
@@ -33,13 +41,15 @@ class FleetHealth(msgspec.Struct, frozen=True):
     why: str = ""
     stranded: list[Stranded] = []
     workers: list[Member] = []
+    broken_ways: list[BrokenWay] = []
 
     @property
     def complaints(self) -> list[str]:
         """One sentence for each thing that is not as meant; empty when all is well."""
         if self.status == "ok":
             return []
-        return [_told(row) for row in self.stranded] or [f"{self.status}: {self.why}"]
+        told = [*map(_told, self.stranded), *map(_no_way, self.broken_ways)]
+        return told if told and self.status == "degraded" else [f"{self.status}: {self.why}", *told]
 
     @property
     def notes(self) -> list[str]:
@@ -55,6 +65,13 @@ def _told(row: Stranded) -> str:
     return (
         f"worker {row.worker} exchanges KV with nobody: {row.reason} is not that of {row.other}; its prompts are "
         "computed where they are answered. Start both with the same model, dtype and versions"
+    )
+
+
+def _no_way(way: BrokenWay) -> str:
+    return (
+        f"no pages get from store {way.source} to store {way.target} ({way.why}): prompts are computed where they are "
+        "answered, or by others. Look at the network between these machines, and at store.peers"
     )
 
 

@@ -90,7 +90,7 @@ class Brain:
             self.prefixes.reach,
             local_prefill=local_prefill,
         )
-        self._launcher = Launcher(self._chooser, self.loads, self.ledger, self.outcomes, self.prefixes)
+        self._launcher = Launcher(self._chooser, self.loads, self.ledger, self.outcomes, self.prefixes, self.fleet.ways)
         self.members = Membership(self.fleet, self.index, self._holdings, self.loads, self.experience, breakers)
         self.door = Door(self.fleet, self.loads, self.experience, breakers, limits or Limits())
         self._decode_orders = DecodeOrders(self.fleet)
@@ -218,6 +218,9 @@ class Brain:
         flight = self._flights[request_id]
         flight.timeline.mark_first("prefill_sent", now)
         flight.heard_s = now
+        for leg in flight.legs:
+            if leg.state is LegState.SENT:
+                leg.heard_s = now
 
     def prefill_finished(self, request_id: str, index: int, cached_tokens: int, now: float) -> list[Command]:
         """P answered."""
@@ -261,6 +264,7 @@ class Brain:
 
     def transfer_event(self, event: TransferEvent, now: float) -> list[Command]:
         """A store relays a milestone. Late and unknown ones are counted and change nothing else."""
+        self.fleet.ways.heard(event, now)
         if self.prefixes.pulls.knows(event.transfer):
             return self.waits.heard(event, now)
         if self.copies.knows(event.transfer):
@@ -275,13 +279,13 @@ class Brain:
         leg = flight.leg_of(event.transfer) if flight else None
         if flight is None or leg is None:
             return []
-        flight.heard_s = now
+        flight.heard_s = leg.heard_s = now
         if event.stage in _LEG_STATES:
             leg.reached(_LEG_STATES[event.stage], now)
             if event.stage is Stage.STARTED:
                 self.prefixes.underway.started(event.transfer, now)
         elif event.stage in _OVER:
-            leg.transfer_over = True
+            leg.transfer_over, leg.transfer_failed = True, event.stage is Stage.FAILED
         came = self.waits.computed(event.transfer, now) if event.stage in _THERE else []
         return self._dispatch_if_ready(flight, now) + came
 

@@ -108,7 +108,8 @@ class Copies:
         return any(copy.request_id == request_id for copy in self._open.values())
 
     def _others(self, worker: WorkerInfo, now: float) -> list[StoreInfo]:
-        return [store for store in self._fleet.stores.usable(now) if store.name != worker.store]
+        own, allows = worker.store, self._fleet.ways.allows
+        return [it for it in self._fleet.stores.usable(now) if it.name != own and allows((own, it.name), now)]
 
     def _free_share(self, store: StoreInfo, worker: WorkerInfo) -> float:
         used = self._index.count(store_key(store.name)) * worker.engine.fingerprint.format.page_bytes
@@ -171,6 +172,7 @@ class Copies:
             begun_s=now,
         )
         self._links.promise(worker.store, target.name, size_bytes)
+        self._fleet.ways.sent(transfer, (worker.store, target.name), now)
         order = PushOrder(
             transfer=transfer,
             names=list(names),
@@ -204,6 +206,8 @@ class Copies:
             gone = not usable(copy.source, now) or not usable(copy.target, now)
             if gone or now - copy.begun_s > GIVE_UP_S:
                 self._end(copy, lost=True)
+        known = {member.info.name for member in self._fleet.stores}
+        self._budgets = {way: budget for way, budget in self._budgets.items() if known.issuperset(way)}
 
     def _end(self, copy: Copy, *, lost: bool) -> None:
         del self._open[copy.transfer]

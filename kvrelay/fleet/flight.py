@@ -180,10 +180,14 @@ class PromptLeg:
     """For the deaths of its Ps."""
     sent_s: float = 0.0
     """When it was sent to the current one."""
+    heard_s: float = 0.0
+    """Last sign of life of the current one in what it does for this prompt."""
     worker: str = ""
     """The P of the current attempt."""
     transfer_over: bool = False
     """All pages are with D's node, or the transfer FAILED: no more come, whatever P still computes."""
+    transfer_failed: bool = False
+    """What has arrived of it is found by name; to wait for more is of no use."""
     cached_tokens: int | None = None
     """Of P's own answer."""
     began: bool = False
@@ -207,11 +211,11 @@ class PromptLeg:
 
     def send(self, reservation: PrefillReservation, now: float) -> None:
         """A new attempt begins."""
-        self.sent_s = now
+        self.sent_s = self.heard_s = now
         self.transfer, self.reservation, self.begun_s = reservation.key, reservation, None
         self.route, self.worker = (reservation.source, reservation.target), reservation.worker
         self.tried.add(reservation.worker)
-        self.state, self.transfer_over = LegState.SENT, False
+        self.state, self.transfer_over, self.transfer_failed = LegState.SENT, False, False
 
     def reached(self, state: LegState, now: float) -> None:
         """Milestones may be late or repeated; a leg never goes back."""
@@ -279,8 +283,9 @@ class Flight:
         return next((leg for leg in self.legs if leg.transfer == transfer), None)
 
     def transfers(self) -> tuple[str, ...]:
-        """Transfers that may bring pages: those of legs that did not fail before they began."""
-        return tuple(leg.transfer for leg in self.legs if leg.began or leg.state is not LegState.FAILED)
+        """Transfers that may bring pages: they did not fail, nor did their legs before they began."""
+        legs = (leg for leg in self.legs if leg.began or leg.state is not LegState.FAILED)
+        return tuple(leg.transfer for leg in legs if not leg.transfer_failed)
 
     def page_dtypes(self, own: str) -> tuple[str, ...]:
         """Types of the pages on their way that are not D's ``own``."""

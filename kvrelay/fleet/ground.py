@@ -12,6 +12,7 @@ from typing import NamedTuple
 from kvrelay.fleet.breakers import Breakers
 from kvrelay.fleet.index import store_key
 from kvrelay.fleet.links import Links
+from kvrelay.fleet.ways import Way
 from kvrelay.fleet.workers import Fleet, Handoff
 from kvrelay.identity import root_of
 from kvrelay.policy.patience import beside_answers
@@ -90,10 +91,17 @@ class Seen(NamedTuple):
     """Of this model, those that breakers let requests through to,"""
     all_well: bool
     """and no breaker could be open."""
+    shut: frozenset[Way]
+    """Ways between stores that nothing may be sent over."""
 
-    def shows(self, ready: tuple[WorkerInfo, ...], stores: tuple[StoreInfo, ...]) -> bool:
+    def shows(self, ready: tuple[WorkerInfo, ...], stores: tuple[StoreInfo, ...], shut: frozenset[Way]) -> bool:
         """Whether it is the same again, if all are well: nobody came or went."""
-        return self.all_well and self.ready is ready and self.stores is stores
+        return self.all_well and self.ready is ready and self.stores is stores and self.shut == shut
+
+    def is_like(self, other: Seen) -> bool:
+        """Whether the same ground is made of it. Infos are compared by identity first, so this takes microseconds."""
+        same_stores = _names(self.stores) == _names(other.stores)
+        return self.workers == other.workers and same_stores and self.shut == other.shut
 
 
 class Grounds:
@@ -111,15 +119,13 @@ class Grounds:
     def of(self, model: str, now: float) -> Ground:
         """The ground of all usable workers of ``model`` whose breakers let a request through."""
         ready, stores = self._fleet.workers.usable(now), self._fleet.stores.usable(now)
-        all_well, known = not self._breakers, self._kept.get(model)
-        if known is not None and all_well and known[0].shows(ready, stores):
+        all_well, known, shut = not self._breakers, self._kept.get(model), self._fleet.ways.shut(now)
+        if known is not None and all_well and known[0].shows(ready, stores, shut):
             return known[1]
         allowed = self._breakers.allows
         workers = [worker for worker in ready if worker.model == model and allowed(worker.name, now)]
-        seen = Seen(ready, stores, workers, all_well)
-        # Infos are compared by identity first, so this takes microseconds.
-        is_same = known is not None and known[0].workers == workers and _names(known[0].stores) == _names(stores)
-        ground = known[1] if known is not None and is_same else self._survey(workers, now)
+        seen = Seen(ready, stores, workers, all_well, shut)
+        ground = known[1] if known is not None and seen.is_like(known[0]) else self._survey(workers, now)
         self._kept[model] = seen, ground
         return ground
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import msgspec
+
 from kvrelay.fleet.brain import Brain
+from kvrelay.fleet.ways import BrokenWay
 from kvrelay.fleet.workers import Handoff, Member, NoHandoff
 from kvrelay.types import Role, StoreInfo, Value, WorkerInfo
 
@@ -20,6 +23,8 @@ class Health(Value, frozen=True, kw_only=True):
     """Pairs of workers that cannot hand KV over, with the field that differs; never used, and no harm by themselves."""
     stranded: list[dict[str, str]]
     """Workers that none of those they could work with understands, with the field that differs."""
+    broken_ways: list[dict[str, object]]
+    """From one store to another no page gets any more: transfers failed again and again. A probe goes now and then."""
     in_flight: int
 
     @property
@@ -31,17 +36,20 @@ def examine(brain: Brain, now: float) -> Health:
     """Health of the fleet at ``now``."""
     usable = brain.fleet.workers.usable(now)
     unpaired = list(_unpaired(brain, usable, now))
-    lost = stranded(brain, now)
+    lost, parted = stranded(brain, now), cut_off(brain, now)
     status, why = _judge(brain, usable, lost, now)
     return Health(
         status=status,
         why=why,
-        workers=[_worker(brain, member, now) for member in brain.fleet.workers],
+        workers=[
+            _worker(brain, member, now) | {"cut_off": member.info.name in parted} for member in brain.fleet.workers
+        ],
         stores=[
             _member(brain.fleet.stores.is_usable(member.info.name, now), member, now) for member in brain.fleet.stores
         ],
         unpaired=unpaired,
         stranded=lost,
+        broken_ways=[msgspec.structs.asdict(way) for way in brain.fleet.ways.broken()],
         in_flight=brain.in_flight,
     )
 
@@ -59,6 +67,8 @@ def _judge(brain: Brain, usable: Sequence[WorkerInfo], lost: list[dict[str, str]
     for worker in usable:
         if not brain.fleet.stores.is_usable(worker.store, now):
             return "degraded", _no_store(brain, worker)
+    if broken := brain.fleet.ways.broken():
+        return "degraded", _no_way(broken[0], more=len(brain.fleet.ways) - 1)
     if lost:
         told = ", ".join(f"{row['worker']} ({row['reason']} is not that of {row['other']})" for row in lost)
         return "degraded", f"no other worker can exchange KV with {told}; see stranded"
@@ -89,6 +99,14 @@ def _no_store(brain: Brain, worker: WorkerInfo) -> str:
     return (
         f"worker {worker.name!r} names the store {worker.store!r}, which no store here is called; "
         "start that store with this router's --router, or give the worker the right --store-name"
+    )
+
+
+def _no_way(way: BrokenWay, more: int) -> str:
+    others = f"; so do {more} other ways" if more else ""
+    return (
+        f"transfers from store {way.source!r} to store {way.target!r} fail ({way.why}){others}: prompts are computed "
+        "where they are answered, or by others; look at the network between these machines, and at store.peers"
     )
 
 
@@ -130,6 +148,20 @@ def stranded(brain: Brain, now: float) -> list[dict[str, str]]:
                 row = {"worker": worker.name, "other": other.name, "reason": pair.reason}
                 differs.setdefault(worker.name, row)
     return [row for name, row in sorted(differs.items()) if name not in fits]
+
+
+def cut_off(brain: Brain, now: float) -> set[str]:
+    """Usable workers that could exchange KV with others, if pages got from store to store."""
+    usable = brain.fleet.workers.usable(now) if len(brain.fleet.ways) else ()
+    fits, cut = set[str](), set[str]()
+    for decode in (worker for worker in usable if worker.role.decodes):
+        for prefill in _of(usable, decode):
+            pair = brain.fleet.pair(prefill, decode, now)
+            if isinstance(pair, Handoff) and not brain.fleet.ways.is_broken((prefill.store, decode.store)):
+                fits |= {prefill.name, decode.name}
+            elif isinstance(pair, Handoff) or pair.cut:
+                cut |= {prefill.name, decode.name}
+    return cut - fits
 
 
 def _member(usable: bool, member: Member[WorkerInfo] | Member[StoreInfo], now: float) -> dict[str, object]:

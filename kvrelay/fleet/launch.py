@@ -13,6 +13,7 @@ from kvrelay.fleet.outcomes import Outcomes
 from kvrelay.fleet.pick import Pick
 from kvrelay.fleet.prefix_wait import PrefixWait
 from kvrelay.fleet.prefixes import Outgoing, Prefixes, Wait
+from kvrelay.fleet.ways import Ways
 from kvrelay.policy.patience import MOST_HOLDS
 from kvrelay.policy.route import Path
 from kvrelay.types import Value
@@ -34,8 +35,11 @@ class Assigned(Value, frozen=True, kw_only=True):
 class Launcher:
     """Everything that a pick changes is changed here, before anybody can await."""
 
-    def __init__(self, chooser: Chooser, loads: Loads, ledger: Ledger, outcomes: Outcomes, prefixes: Prefixes) -> None:
+    def __init__(
+        self, chooser: Chooser, loads: Loads, ledger: Ledger, outcomes: Outcomes, prefixes: Prefixes, ways: Ways
+    ) -> None:
         self._chooser = chooser
+        self._ways = ways
         self._loads = loads
         self._ledger = ledger
         self._outcomes = outcomes
@@ -174,7 +178,7 @@ class Launcher:
         """
         leg = flight.legs[hold.index]
         if ending is Ending.CAME and hold.order is not None:
-            leg.state = LegState.SENT
+            leg.state, leg.heard_s = LegState.SENT, now
             if leg.reservation is not None:
                 self._loads.send(leg.reservation, now)
             self._outcomes.prefill_sent(leg, now, alone=self._loads.prompts(hold.order.worker) == 1)
@@ -217,6 +221,7 @@ class Launcher:
         self._outcomes.prefill_chosen(pick.prefill.name, transfer)
         self._loads.reserve_prefill(reservation, now)
         leg.send(reservation, now)
+        self._ways.sent(transfer, (reservation.source, reservation.target), now)
         leg.page_dtype = pick.prefill.engine.fingerprint.format.dtype
         self._ledger.own(flight.request_id, leg.transfer, leg.prompt_tokens, attempt)
         flight.timeline.prefill_worker = pick.prefill.name

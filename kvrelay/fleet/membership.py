@@ -63,7 +63,8 @@ class Membership:
 
     def register_store(self, store: StoreInfo, now: float) -> None:
         """A store says hello. Raises ``Malformed``, ``Refused``."""
-        self._fleet.stores.register(store, now)
+        if self._fleet.stores.register(store, now):
+            self._fleet.ways.forget(store.name)
 
     def link(self, member: Member, opened: int) -> None:
         """A link over which ``member`` registered is open (1) or has ended (-1)."""
@@ -127,6 +128,8 @@ class Membership:
         if now - self._began_s > FORGET_S:  # what a former router learned is of stores that have yet to dial
             self._loads.links.keep_only([*stores, *(member.info.store for member in self._fleet.workers)])
         self._holdings.keep_only(workers, stores)
+        self._fleet.ways.keep_only(stores)
+        self._fleet.ways.expire(now)
         self._breakers.keep_only(workers)
         self._experience.keep_only(workers)
 

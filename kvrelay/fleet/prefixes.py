@@ -157,6 +157,7 @@ class Prefixes:
             seconds=seconds,
         )
         self.pulls.begin(pull)
+        self._fleet.ways.sent(pull.transfer, (source, pull.target), now)
         self.underway.begin(work)
         hold = self._hold(prompt, work, now)
         order = PushOrder(

@@ -76,7 +76,7 @@ class Reach:
             depths,
             {root: works for root, names in prompt.items() if (works := self._underway.find(names))},
             {root: self._deepest(by_holder, now) for root, by_holder in depths.items()} if pulls and depths else {},
-            self._pulls.cooling(now),
+            self._pulls.cooling(now) | self._fleet.ways.shut(now),
         )
 
     def _deepest(self, by_holder: Mapping[str, int], now: float) -> list[Peer]:

@@ -118,7 +118,7 @@ class Silences:
         for flight in self._flights.values():
             for leg in flight.legs:
                 held = leg.reservation
-                if held is None or leg.state is LegState.HELD or not self._is_stalled(held.worker, flight.heard_s, now):
+                if held is None or leg.state is LegState.HELD or not self._is_stalled(held.worker, leg.heard_s, now):
                     continue
                 member = self._fleet.workers.get(held.worker)
                 if member is not None and member.progress is not None:
@@ -131,6 +131,8 @@ class Silences:
         if now - since_s <= self._patience.stream_s:  # nearly always
             return False
         silent_s = self._fleet.workers.silent_s(worker, now)
+        if own_s:  # it flowed; where the health check fails as well, the API server hangs, whatever its engine does
+            silent_s = max(silent_s, self._fleet.workers.unwell_s(worker, now))
         return self._patience.is_over(now - since_s, silent_s, self._pace_s(worker, now, own_s), moves)
 
     def silence_s(self, worker: str, now: float, gap_s: float = 0.0) -> float:

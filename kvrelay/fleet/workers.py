@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from kvrelay.errors import Malformed, Refused
+from kvrelay.fleet.ways import Ways
 from kvrelay.identity import ByConversion, Exact, Unlike, can_exchange
 from kvrelay.policy.patience import SILENT_LEASES
 from kvrelay.protocol.client import LinkReport
@@ -174,6 +175,11 @@ class Roster(Generic[Info]):
         member = self._members.get(name)
         return math.inf if member is None or member.left else now - member.progress_s
 
+    def unwell_s(self, name: str, now: float) -> float:
+        """Seconds since a member that says that it is not healthy was; 0 for any other."""
+        member = self._members.get(name)
+        return 0.0 if member is None or member.healthy else now - member.well_s
+
     def still(self, incarnations: Mapping[str, str]) -> set[str]:
         """Those of them, by name, that were not restarted since, as far as anybody knows."""
         members = ((name, self._members.get(name)) for name in incarnations)
@@ -259,6 +265,8 @@ class NoHandoff(Value, frozen=True, kw_only=True):
     """P and D cannot be paired; ``reason`` names the field that differs or the store that is missing."""
 
     reason: str
+    cut: bool = False
+    """They could, if pages got from the one store to the other."""
 
 
 class Fleet:
@@ -269,6 +277,7 @@ class Fleet:
         # A store that is killed is noticed by its link, at once: prompts are computed elsewhere until it is back, and
         # that costs less than the lease of one that only lost its link.
         self.stores: Roster[StoreInfo] = Roster(dead_after_s, linked=True)
+        self.ways = Ways()
         self.converts_kv_dtype = convert_kv_dtype
         """Whether the operator lets readers convert."""
         self._exchanges: dict[tuple[str, str, str, str], Exact | ByConversion | Unlike] = {}
@@ -311,6 +320,8 @@ class Fleet:
         for store in (prefill.store, decode.store):
             if not self.stores.is_usable(store, now):
                 return NoHandoff(reason=f"store {store} is not ready")
+        if not self.ways.allows((prefill.store, decode.store), now):
+            return NoHandoff(reason=f"transfers from {prefill.store} to {decode.store} fail", cut=True)
         push_to = None if prefill.store == decode.store else self._address(decode.store)
         return Handoff(push_to=push_to, converts=converts)
 

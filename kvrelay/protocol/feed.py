@@ -91,6 +91,8 @@ class TransferEvent(Message, frozen=True, kw_only=True):
     """Bytes that D's node still lacked when P had computed the last layer of the prompt's last page (SENT)."""
     retries: int = 0
     """How often a store began the transfer again, by another link or transport (SENT)."""
+    unreachable: bool = False
+    """The other store could not be reached, or its link broke: the way there is at fault (FAILED)."""
 
 
 class PagesWanted(Message, frozen=True, kw_only=True):

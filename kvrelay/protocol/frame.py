@@ -21,7 +21,7 @@ from kvrelay.protocol.message import Message
 from kvrelay.protocol.operator import OperatorMessage
 from kvrelay.protocol.peer import PeerMessage
 
-WIRE_VERSION = 5
+WIRE_VERSION = 6
 MAX_FRAME_BYTES = 4 << 20
 """Longest message: 100k page names are 1.8 MB."""
 MAX_PAYLOAD_BYTES = 64 << 20

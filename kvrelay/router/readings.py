@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from kvrelay.channel import Listener
 from kvrelay.fleet.brain import Brain
-from kvrelay.fleet.health import stranded
+from kvrelay.fleet.health import cut_off, stranded
 from kvrelay.fleet.index import store_key
 from kvrelay.policy.breaker import State
 from kvrelay.protocol.client import LinkReport
@@ -50,6 +50,7 @@ class BrainReadings:
         yield from self._index()
         yield from self._workers()
         yield from self._stranded()
+        yield from self._broken_ways()
         yield from self._stores()
 
     def _recovery(self) -> Iterator[Reading]:
@@ -129,6 +130,16 @@ class BrainReadings:
             yield "kvrelay_decode_kv_tokens", "KV promised by D, in tokens.", who, loads.kv_tokens[name]
             yield "kvrelay_worker_pages", "Pages that the worker reported.", who, self._brain.index.count(name)
             yield from _counts("worker", name, member.counts)
+
+    def _broken_ways(self) -> Iterator[Reading]:
+        ways = self._brain.fleet.ways
+        yield "kvrelay_broken_ways", "Ways from one store to another that no transfer gets over.", {}, len(ways)
+        yield "kvrelay_ways_broken_total", "Times that one was found broken.", {}, ways.opened
+        for way in ways.broken():
+            labels = {"store": way.source, "peer": way.target}
+            yield "kvrelay_way_broken", "1: transfers fail from store to peer, and none is sent but probes.", labels, 1
+        for name in sorted(cut_off(self._brain, self._clock())):
+            yield "kvrelay_worker_cut_off", "1: no way from or to its store lets pages through.", {"worker": name}, 1
 
     def _stranded(self) -> Iterator[Reading]:
         for row in stranded(self._brain, self._clock()):

@@ -43,7 +43,9 @@ class Orders:
             self._begin(order, now)
         except KvrelayError as error:
             self._keeper.counts.add("push_orders_refused")
-            self._keeper.transfers.relay(order.transfer, Stage.FAILED, str(error), 0, now)
+            barred = isinstance(error, Refused) and self._peers.bars(order.push_to)
+            relay = self._keeper.transfers.relay
+            relay(order.transfer, Stage.FAILED, str(error), 0, now, unreachable=barred)
 
     def _begin(self, order: PushOrder, now: float) -> None:
         shelf = self._keeper.room.shelves.get(order.format)

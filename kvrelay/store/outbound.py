@@ -98,16 +98,16 @@ class Outbound:
 
     async def run(self) -> None:
         """Dial and serve the pushes until the link breaks; then fail those that are left."""
-        problem = "its store is stopping"
+        problem, unreachable = "its store is stopping", False
         try:
             link = await channel.connect(self.address, self._key, sender=self._keeper.name, purpose="peer")
             await self._serve(Line(link, self._stall_s, self._clock, self._spawn, self._codecs))
         except KvrelayError as error:
-            problem = str(error)
+            problem, unreachable = str(error), True
         finally:
             self.is_over, self._problem = True, problem
             for push in list(self._pushes.values()):
-                self._end(push, problem)
+                self._end(push, problem, unreachable=unreachable)
 
     async def _serve(self, line: Line) -> None:
         paths = self._paths = Paths(line, ControlLink(line), self._openers, self._clock)
@@ -231,13 +231,13 @@ class Outbound:
                 self._keeper.inspect(page, self._clock())
                 await asyncio.sleep(0)  # it reads the whole page, and a peer may name many
 
-    def _end(self, push: Push, problem: str) -> None:
+    def _end(self, push: Push, problem: str, *, unreachable: bool = False) -> None:
         del self._pushes[push.transfer.id]
         self._opened.discard(push.transfer.id)
         self._keeper.pushes.remove(push)
         now = self._clock()
         if problem:
             self._keeper.counts.add("pushes_failed")
-            self._keeper.transfers.fail(push.transfer, problem, now)
+            self._keeper.transfers.fail(push.transfer, problem, now, unreachable=unreachable)
         else:
             self._keeper.transfers.finish(push.transfer, push.passage, now)

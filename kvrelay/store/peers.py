@@ -151,7 +151,10 @@ class Peers:
             return f"{NIXL_MISSING}; pip install 'kvrelay[nixl]'"
         return "NIXL does not start here; see the store's log"
 
+    def bars(self, address: str | None) -> bool:
+        """Whether this store was not told that another one may be there. Raises ``Malformed``."""
+        return address is not None and not (is_loopback(split_address(address)[0]) or address in self._config.peers)
+
     def _check(self, address: str) -> None:
-        host, _port = split_address(address)
-        if not is_loopback(host) and address not in self._config.peers:
+        if self.bars(address):
             raise Refused(f"{address} is not a peer of this store; add it to store.peers")

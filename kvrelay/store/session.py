@@ -140,7 +140,9 @@ class Session:
             self._peers.open(self._writer, message, shelf, now)
         except KvrelayError as error:
             # The request goes on without a hand-off: D computes the prompt. The routers learn why.
-            self._keeper.transfers.relay(message.transfer, Stage.FAILED, str(error), 0, now)
+            barred = isinstance(error, Refused) and self._peers.bars(message.push_to)
+            relay = self._keeper.transfers.relay
+            relay(message.transfer, Stage.FAILED, str(error), 0, now, unreachable=barred)
 
     def _attached(self) -> Shelf:
         if self._shelf is None:

@@ -116,15 +116,24 @@ class Transfers:
             self._settle(transfer, now)
         return transfer
 
-    def relay(self, id: str, stage: Stage, reason: str, tokens: int, now: float) -> None:
-        """Pass a worker's milestone on to the routers."""
+    def relay(self, id: str, stage: Stage, reason: str, tokens: int, now: float, *, unreachable: bool = False) -> None:
+        """Pass a worker's milestone on to the routers, or that a transfer could not be opened."""
         self.touch(id, now)
         transfer = self._transfers.get(id)
         if stage is Stage.FAILED and transfer is not None and transfer.is_open:
-            self.fail(transfer, reason, now)
+            self.fail(transfer, reason, now, unreachable=unreachable)
         else:
             reason = reason[:MAX_REASON_LENGTH]
-            self._emit(TransferEvent(store=self._store, transfer=id, stage=stage, reason=reason, tokens=tokens))
+            self._emit(
+                TransferEvent(
+                    store=self._store,
+                    transfer=id,
+                    stage=stage,
+                    reason=reason,
+                    tokens=tokens,
+                    unreachable=unreachable,
+                )
+            )
 
     def touch(self, id: str | None, now: float) -> None:
         """There was news of a transfer."""
@@ -186,15 +195,20 @@ class Transfers:
                 )
             )
 
-    def fail(self, transfer: Transfer, reason: str, now: float) -> None:
-        """No more pages will come or go; what arrived is valid."""
+    def fail(self, transfer: Transfer, reason: str, now: float, *, unreachable: bool = False) -> None:
+        """No more pages will come or go; what arrived is valid. ``unreachable``: the way to the other store is at
+        fault."""
         if not transfer.is_open:
             return
         transfer.outcome = Stage.FAILED
         self._counts.add("transfers_failed")
         self._close(transfer, now)
         reason = reason[:MAX_REASON_LENGTH]
-        self._emit(TransferEvent(store=self._store, transfer=transfer.id, stage=Stage.FAILED, reason=reason))
+        self._emit(
+            TransferEvent(
+                store=self._store, transfer=transfer.id, stage=Stage.FAILED, reason=reason, unreachable=unreachable
+            )
+        )
         self.on_failed(transfer)
 
     def fail_all(self, opener: Writer, now: float) -> None:

@@ -7,7 +7,9 @@ import pytest
 
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.flight import Ask, PullPages
+from kvrelay.fleet.workers import FORGET_S
 from kvrelay.identity import root_of
+from kvrelay.policy.breaker import FAILURES_TO_OPEN
 from kvrelay.protocol.feed import TransferEvent
 from kvrelay.types import PageName, PromptNames, RequestFacts, Role, Stage
 from tests.fleet.values import begun, fingerprint, names, store, worker
@@ -66,3 +68,21 @@ def test_without_a_share_nothing_is_copied(brain: Brain) -> None:
 def test_few_new_pages_are_not_worth_a_message(brain: Brain) -> None:
     assert brain.copies.look("r", NAMES, 3 * 4, 1.0) == []
     assert brain.copies.look("unknown", NAMES, PAGES * 4, 1.0) == []
+
+
+def test_what_was_spent_on_ways_of_stores_that_nobody_knows_any_more_is_forgotten(brain: Brain) -> None:
+    look(brain)
+    brain.tick(1.0)
+    assert list(brain.copies._budgets) == [("near", "far")]
+    brain.tick(FORGET_S + 2.0)
+    brain.tick(FORGET_S + 3.0)
+    assert brain.copies._budgets == {}
+
+
+def test_nothing_is_copied_over_a_way_that_is_shut(brain: Brain) -> None:
+    for number in range(FAILURES_TO_OPEN):
+        brain.fleet.ways.sent(f"t{number}", ("near", "far"), 0.5)
+        failed = TransferEvent(store="near", transfer=f"t{number}", stage=Stage.FAILED, unreachable=True)
+        brain.transfer_event(failed, 0.5)
+    assert look(brain) == []
+    assert look(brain, 1.6) != [], "the probe"

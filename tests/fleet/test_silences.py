@@ -8,7 +8,7 @@ import pytest
 from kvrelay.fleet.experience import Learned, kind_of
 from kvrelay.fleet.flight import AbandonDecode, Command, DispatchDecode, Plan, Refuse, Rest, Start, Waits
 from kvrelay.policy.fit import start
-from kvrelay.protocol.feed import TransferEvent
+from kvrelay.protocol.feed import Heartbeat, TransferEvent
 from kvrelay.types import Role, Stage
 from tests.fleet.beats import Beats, rest
 from tests.fleet.known import PERF, ask, member
@@ -306,3 +306,23 @@ def test_a_worker_that_hangs_does_not_get_work_for_dialling_again() -> None:
     beats.brain.register_worker(beats.workers[1], 0.3)
     assert not roster.is_usable("d0", 0.3)
     assert roster.silent_s("d0", 0.3) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(("gap_s", "leaves"), [(0.05, True), (0.0, False)])
+def test_a_stream_that_flowed_leaves_an_api_server_that_hangs_before_its_lease_is_over(
+    gap_s: float, leaves: bool
+) -> None:
+    """Its engine steps on. Who had no word yet may only queue at a busy one."""
+    beats = Beats("d0", "d1")
+    beats.asked()
+    beats.brain.first_token("r0", 0.1)
+    beats.steps(0.2)
+    hangs = beats.decode
+    for now in (1.0, 2.0, 3.3):
+        well = now < 3.0
+        for info in beats.workers:
+            healthy, progress = well or info.name != hangs, round(now * 1000)
+            beat = Heartbeat(name=info.name, incarnation="i1", healthy=healthy, counts={}, progress=progress)
+            beats.brain.members.heartbeat(info, beat, now)
+        commands = beats.brain.silences.unanswered("r0", 0.2, now, gap_s=gap_s)
+        assert commands == ([AbandonDecode(request_id="r0", reason="silent")] if leaves and not well else [])

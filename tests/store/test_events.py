@@ -182,6 +182,8 @@ async def test_a_refused_transfer_fails_with_the_reason(start_store: Start, conn
         await until_on_thread(lambda: ear.stages("far") and ear.stages("odd"))
         assert "store.peers" in ear.event("far", Stage.FAILED).reason
         assert "80 tokens" in ear.event("odd", Stage.FAILED).reason
+        blamed = [ear.event(transfer, Stage.FAILED).unreachable for transfer in ("far", "odd")]
+        assert blamed == [True, False], "the way from here to there"
 
 
 async def test_the_end_of_a_writer_fails_its_transfer_once(start_store: Start, connect: Connect) -> None:
@@ -197,6 +199,7 @@ async def test_the_end_of_a_writer_fails_its_transfer_once(start_store: Start, c
         connect(store, "x/1").open_transfer("later", [page_name(1)], 8, "192.0.2.1:9")
         await until_on_thread(lambda: bool(ear.stages("later")))  # events come in their order
         assert ear.stages("t") == [("store-0", Stage.FAILED)]
+        assert not ear.event("t", Stage.FAILED).unreachable
 
 
 async def test_stores_test_their_paths_as_soon_as_a_router_names_their_peers(start_store: Start) -> None:

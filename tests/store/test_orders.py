@@ -100,6 +100,7 @@ async def test_an_order_that_cannot_be_carried_out_fails_at_once_and_costs_nothi
         await stores.tell("source", order(**{"push_to": stores.target.address} | change))
         await until_on_thread(lambda: ("source", Stage.FAILED) in ear.stages("r/0/0/pull/1"))
         assert reason in ear.event("r/0/0/pull/1", Stage.FAILED).reason
+        assert ear.event("r/0/0/pull/1", Stage.FAILED).unreachable is ("not a peer" in reason)
         counts = await asyncio.to_thread(stores.writer.describe)
         assert (counts["push_orders_refused"], counts["transfers_open"], counts["pushes_open"]) == (1, 0, 0)
 
@@ -116,6 +117,7 @@ async def test_a_target_that_is_gone_or_hangs_fails_the_order(start_store: Start
         await asyncio.to_thread(stores.target.kill)
         await stores.tell("source", order(stores.target.address, "gone"))
         await until_on_thread(lambda: ("source", Stage.FAILED) in ear.stages("gone"))
+        assert [ear.event(name, Stage.FAILED).unreachable for name in ("hangs", "gone")] == [True, True]
         counts = await asyncio.to_thread(stores.writer.describe)
         assert (counts["transfers_open"], counts["pushes_open"], counts["pages_pinned"]) == (0, 0, 0)
 

@@ -46,6 +46,8 @@ class Faults(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Its wall clock is so far ahead."""
     full: bool = False
     """Of a store: no slot is free, nor will be; what it has stays."""
+    apart: bool = False
+    """Of a store: no other store reaches it, nor it another one; routers hear it as ever."""
 
 
 def parse(text: str) -> Faults:

@@ -65,6 +65,8 @@ class MockStore:
         """Between two lives."""
         self.is_full = False
         """Every slot is in use by somebody else: nothing goes, and nothing more comes."""
+        self.is_apart = False
+        """No transfer is opened between it and another store; what is on its way arrives."""
 
     def __repr__(self) -> str:
         return f"<MockStore {self.info.name}, {len(self._pages)} pages, {len(self._transfers)} transfers>"
@@ -129,8 +131,8 @@ class MockStore:
         self, id: str, owner: str, names: Sequence[PageName], total_tokens: int, sender: MockStore, now: float
     ) -> None:
         """The pages of ``names`` will come from ``sender``; those that it has already, at once."""
-        if self.is_away:
-            sender.relay(id, Stage.FAILED, reason=f"no store answers at {self.info.address}")
+        if self.is_away or (sender is not self and (self.is_apart or sender.is_apart)):
+            sender.unreachable(id, self)
             return
         if id in self._transfers:
             return
@@ -238,6 +240,12 @@ class MockStore:
     def relay(self, id: str, stage: Stage, *, tokens: int = 0, reason: str = "") -> None:
         """A milestone that needs no more than this, of this node's workers above all; lost between two lives."""
         self._emit(TransferEvent(store=self.info.name, transfer=id, stage=stage, tokens=tokens, reason=reason))
+
+    def unreachable(self, id: str, target: MockStore) -> None:
+        """A transfer that begins here cannot get to ``target``."""
+        why = f"no store answers at {target.info.address}"
+        event = TransferEvent(store=self.info.name, transfer=id, stage=Stage.FAILED, reason=why, unreachable=True)
+        self._emit(event)
 
     def _end(self, transfer: Transfer, outcome: Stage) -> None:
         transfer.outcome, transfer.names, transfer.expected = outcome, (), set()

@@ -64,14 +64,14 @@ class StoreMember:
 
     def suffer(self, faults: Faults) -> None:
         """Have these faults from now on. Raises ``Misconfigured`` for those that a store cannot have."""
-        if faults != Faults(dead=faults.dead, mute=faults.mute, full=faults.full):
-            raise Misconfigured("a mock store can be dead, mute or full, and nothing else can be wrong with it")
+        if faults != Faults(dead=faults.dead, mute=faults.mute, full=faults.full, apart=faults.apart):
+            raise Misconfigured("a mock store can be dead, mute, full or apart, and nothing else can be wrong with it")
         self.faults = faults
         self._obey()
         self._changed.set()
 
     def _obey(self) -> None:
-        self.store.is_full = self.faults.full
+        self.store.is_full, self.store.is_apart = self.faults.full, self.faults.apart
         if self._feed is not None:
             self._feed.mute(self.faults.mute)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -13,9 +14,10 @@ from kvrelay.config import RouterConfig
 from kvrelay.deploy.mock.faults import Faults
 from kvrelay.deploy.tiny import TinyShape, make_tiny
 from kvrelay.fleet.index import store_key
+from kvrelay.policy.breaker import FAILURES_TO_OPEN
 from kvrelay.protocol.engine import engine_key
 from tests.deploy.mock.test_mock_cluster import PREFILLS, Mocks, idle, mocked, prompt
-from tests.patience import until
+from tests.patience import PATIENCE_S, until
 from tests.router.cluster import KEY
 
 P_STORE, D_STORE = "store-0", "store-1"
@@ -124,3 +126,34 @@ async def test_stores_take_their_faults_over_the_control_route(mocks: Mocks) -> 
         async with http.put(f"{url}/{D_STORE}/faults", data=b"{}") as response:
             assert response.status == 200
     await away(mocks, D_STORE, is_away=False)
+
+
+async def test_stores_that_do_not_reach_each_other_cost_a_few_hand_offs_and_not_one_for_every_request(
+    mocks: Mocks,
+) -> None:
+    mocks.node.site.members[D_STORE].suffer(Faults(apart=True))
+    failed, local = 0, 0
+    for number in range(FAILURES_TO_OPEN + 5):
+        timeline = await mocks.ask(prompt(number))
+        failed += timeline["path"] == "remote_prefill"
+        local += timeline.get("local_reason") == "no_pair"
+    assert failed >= FAILURES_TO_OPEN
+    assert local > 0
+    health = await said(mocks)
+    assert health["status"] == "degraded"
+    assert f"no store answers at {D_STORE}" in health["broken_ways"][0]["why"]
+    assert {row["name"]: row["cut_off"] for row in health["workers"]} == dict.fromkeys(mocks.node.workers, True)
+    async with mocks.cluster.http.get("/metrics") as response:
+        assert f'kvrelay_way_broken{{peer="{D_STORE}",store="{P_STORE}"}} 1.0' in await response.text()
+    revive(mocks, D_STORE)
+    async with asyncio.timeout(PATIENCE_S):
+        while (await said(mocks))["status"] != "ok":  # until a probe gets through
+            await mocks.ask(prompt(50))
+    assert (await mocks.ask(prompt(51)))["path"] == "remote_prefill"
+
+
+async def said(mocks: Mocks) -> dict[str, Any]:
+    """The router's health."""
+    async with mocks.cluster.http.get("/health") as response:
+        health: dict[str, Any] = await response.json()
+    return health
