@@ -3,18 +3,18 @@ a random number; the router and the simulator are rims around it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from kvrelay.errors import Harmful, Overloaded
+from kvrelay.fleet.admission import Admission
 from kvrelay.fleet.chooser import Chooser
 from kvrelay.fleet.copies import Copies
 from kvrelay.fleet.decode_orders import DecodeOrders
+from kvrelay.fleet.departures import Departures
 from kvrelay.fleet.door import Door
 from kvrelay.fleet.draining import Drains
 from kvrelay.fleet.experience import Experience
 from kvrelay.fleet.flight import (
-    AbandonDecode,
-    AbandonPrefill,
     Ask,
     Command,
     Condemn,
@@ -24,10 +24,8 @@ from kvrelay.fleet.flight import (
     LegState,
     Plan,
     Refuse,
-    Start,
     Waits,
 )
-from kvrelay.fleet.ground import Ground
 from kvrelay.fleet.holdings import Holdings
 from kvrelay.fleet.index import MAX_PAGES, PageIndex
 from kvrelay.fleet.launch import Launcher
@@ -35,8 +33,8 @@ from kvrelay.fleet.ledger import Ledger, Timeline
 from kvrelay.fleet.lessons import Lessons
 from kvrelay.fleet.loads import Loads
 from kvrelay.fleet.membership import Membership
+from kvrelay.fleet.milestones import Milestones
 from kvrelay.fleet.outcomes import Outcomes
-from kvrelay.fleet.pick import Pick
 from kvrelay.fleet.prefix_waits import PrefixWaits
 from kvrelay.fleet.prefixes import Prefixes
 from kvrelay.fleet.recovery import Recovery
@@ -44,15 +42,11 @@ from kvrelay.fleet.silences import Silences
 from kvrelay.fleet.standing import Standings
 from kvrelay.fleet.suspects import Suspects
 from kvrelay.fleet.workers import Fleet
-from kvrelay.policy.admit import RETRY_AFTER_S, Limits
+from kvrelay.policy.admit import Limits
 from kvrelay.policy.patience import longest_hold_s
 from kvrelay.policy.recover import patience
 from kvrelay.protocol.feed import PageEvents, PageSnapshot, PagesWanted, TransferEvent
-from kvrelay.types import Fingerprint, PageName, Stage, StoreInfo, WorkerInfo
-
-_LEG_STATES = {Stage.STARTED: LegState.STARTED, Stage.LAST_CHUNK: LegState.LAST_CHUNK}
-_THERE = frozenset({Stage.ARRIVED, Stage.LOADED})
-_OVER = _THERE | {Stage.FAILED}
+from kvrelay.types import Fingerprint, PageName, StoreInfo, WorkerInfo
 
 
 class Brain:
@@ -95,25 +89,27 @@ class Brain:
         self.door = Door(self.fleet, self.loads, self.experience, breakers, limits or Limits())
         self._decode_orders = DecodeOrders(self.fleet)
         self._flights: dict[str, Flight] = {}
+        self._admission = Admission(self._flights, self._chooser, self._launcher, self.door)
         self.drains = Drains(self.fleet, breakers, self.loads, self._flights)
         known = self.fleet, self.index, self._holdings, self.loads, self.experience, self._flights
         self.copies = Copies(*known, replicate_share)
         self.waits = PrefixWaits(self.prefixes, self._launcher, self._flights, self._dispatch_if_ready)
+        self._departures = Departures(self._flights, self.waits)
+        sources = self.ledger, self.fleet.ways, self.prefixes, self.waits, self.copies
+        self.milestones = Milestones(self._flights, *sources, self._dispatch_if_ready)
         self.suspects = Suspects(self.loads, self.fleet, breakers, knows_all=knows_all)
         common = self._flights, self.fleet, self.loads, self._chooser, self.suspects
         longest = patience(dead_after_s, transfer_wait_s)
         self.silences = Silences(*common, self.experience, longest)
         self.recovery = Recovery(*common, self._launcher, self.outcomes, self.waits, self.silences, longest)
         self.standings = Standings(self._flights, self.fleet, self.door, self.silences, self.recovery)
-        self.unknown_transfers = 0
-        """Milestones of transfers that this router does not know (any more)."""
 
     def __repr__(self) -> str:
         return f"<Brain {len(self._flights)} in flight, {self.fleet!r}, {self.loads!r}>"
 
     @property
     def in_flight(self) -> int:
-        return len(self._flights) + len(self.door)
+        return len(self._admission)
 
     # ------------------------------------------------------------ members
 
@@ -124,13 +120,13 @@ class Brain:
         """
         if not self.members.register_worker(worker, now):
             return []
-        return self._abandon(worker.name, decode_too=True) + self.waits.flush(now)
+        return self._departures.gone(worker.name) + self.waits.flush(now)
 
     def leaving(self, member: WorkerInfo | StoreInfo, now: float) -> list[Command]:
         """A clean goodbye."""
         if not self.members.leave(member) or isinstance(member, StoreInfo):
             return []
-        return self._abandon(member.name, decode_too=True) + self.waits.flush(now)
+        return self._departures.gone(member.name) + self.waits.flush(now)
 
     def pages(
         self, member: WorkerInfo | StoreInfo, message: PageEvents | PageSnapshot, now: float
@@ -147,32 +143,12 @@ class Brain:
         self._chooser.keep_only(self.fleet.models())
         self.copies.expire(now)
         self.experience.fade(now)
-        commands: list[Command] = []
-        for name in missing.silent:
-            # Silence is no proof of death: D's running streams are left alone, a prefill is cheap to do elsewhere.
-            commands += self._abandon(name, decode_too=False)
-        for name in missing.given_up:
-            # At every tick: what is sent there meanwhile by a request that chose it earlier would hang as well.
-            commands += self._abandon(name, decode_too=True)
+        commands = list(self._departures.missing(missing))
         for flight in self._flights.values():
             if now - flight.heard_s > self._transfer_wait_s:
                 commands += self._dispatch(flight, now)
         commands += [*self.silences.silent_prefills(now), *self.waits.tick(now)]
         return commands + self.admit_waiting(now)
-
-    def _abandon(self, worker: str, *, decode_too: bool) -> list[Command]:
-        commands: list[Command] = []
-        for flight in self._flights.values():
-            for leg in flight.legs:
-                if leg.reservation is None or leg.reservation.worker != worker:
-                    continue
-                if leg.state is LegState.HELD:
-                    self.waits.abandon(flight, leg)
-                else:
-                    commands.append(AbandonPrefill(request_id=flight.request_id, index=leg.index))
-            if decode_too and flight.decode.worker == worker:
-                commands.append(AbandonDecode(request_id=flight.request_id))
-        return commands
 
     def namings(self, model: str, now: float) -> Mapping[PageName, Fingerprint]:
         """How workers of ``model`` name pages: root, and the fingerprint that it comes from."""
@@ -182,35 +158,11 @@ class Brain:
 
     def begin(self, ask: Ask, now: float) -> Plan | Waits:
         """Choose and reserve for a new request, or let it wait. Raises ``Overloaded``."""
-        ground = self._chooser.ground(ask.facts.model, now)
-        self.door.check(in_flight=self.in_flight, ground=ground, model=ask.facts.model, now=now)
-        pick = self._chooser.begin(ask, ground, now)
-        if pick is None:
-            raise Overloaded("every worker that can write answers just left; retry", RETRY_AFTER_S)
-        if self.door.lets_in(ask, pick, ground, alone=not self._flights, now=now):
-            return self._start(ask, pick, ground, now)
-        return Waits(request_id=ask.facts.request_id)
-
-    def _start(self, ask: Ask, pick: Pick, ground: Ground, now: float) -> Plan:
-        flight, plan = self._launcher.start(ask, pick, ground, now)
-        self._flights[flight.request_id] = flight
-        return plan
+        return self._admission.begin(ask, now)
 
     def admit_waiting(self, now: float) -> list[Command]:
-        """Something was given back or time passed: let in whose turn it is, and turn away who waited too long."""
-        commands = [*self.waits.flush(now), *self.door.overdue(now), *self.recovery.turn(now)]
-        for model in self.door.waiting.models():
-            commands += self._admit(model, now)
-        return commands
-
-    def _admit(self, model: str, now: float) -> Iterator[Command]:
-        while (head := self.door.waiting.of(model).head()) is not None:
-            ground = self._chooser.ground(model, now)
-            pick = self._chooser.begin(head.ask, ground, now) if ground.writers else None
-            if pick is None or not self.door.has_room(pick, alone=not self._flights, now=now):
-                return
-            self.door.waiting.take(model)
-            yield Start(request_id=head.request_id, plan=self._start(head.ask, pick, ground, now))
+        """Something was given back or time passed: who goes on, and who waited too long."""
+        return [*self.waits.flush(now), *self.recovery.turn(now), *self._admission.turns(now)]
 
     # ------------------------------------------------------------ P legs
 
@@ -263,31 +215,8 @@ class Brain:
         return Refuse(request_id=request_id, reason=str(error), after_s=error.after_s)
 
     def transfer_event(self, event: TransferEvent, now: float) -> list[Command]:
-        """A store relays a milestone. Late and unknown ones are counted and change nothing else."""
-        self.fleet.ways.heard(event, now)
-        if self.prefixes.pulls.knows(event.transfer):
-            return self.waits.heard(event, now)
-        if self.copies.knows(event.transfer):
-            self.copies.heard(event)
-            return []
-        timeline = self.ledger.of_transfer(event.transfer)
-        if timeline is None:
-            self.unknown_transfers += 1
-            return []
-        timeline.note(event, now)
-        flight = self._flights.get(timeline.request_id)
-        leg = flight.leg_of(event.transfer) if flight else None
-        if flight is None or leg is None:
-            return []
-        flight.heard_s = leg.heard_s = now
-        if event.stage in _LEG_STATES:
-            leg.reached(_LEG_STATES[event.stage], now)
-            if event.stage is Stage.STARTED:
-                self.prefixes.underway.started(event.transfer, now)
-        elif event.stage in _OVER:
-            leg.transfer_over, leg.transfer_failed = True, event.stage is Stage.FAILED
-        came = self.waits.computed(event.transfer, now) if event.stage in _THERE else []
-        return self._dispatch_if_ready(flight, now) + came
+        """A store relays a milestone."""
+        return self.milestones.heard(event, now)
 
     def _dispatch_if_ready(self, flight: Flight, now: float) -> list[Command]:
         return self._dispatch(flight, now) if flight.ready_for_decode else []
@@ -345,8 +274,8 @@ class Brain:
 
     def finish(self, request_id: str, *, status: int, output_tokens: int, now: float) -> Timeline:
         """The request is over, however it ended: everything it reserved is given back."""
-        if (ask := self.door.leave(request_id)) is not None:
-            return self._launcher.never_started(ask, status=status, now=now)
+        if (never_begun := self._admission.leave(request_id, status=status, now=now)) is not None:
+            return never_begun
         flight = self._flights.pop(request_id)
         timeline = flight.timeline
         timeline.cached_tokens = flight.cached_tokens

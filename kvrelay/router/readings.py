@@ -35,7 +35,7 @@ class BrainReadings:
         ghosts = fleet.workers.refused + fleet.stores.refused
         yield "kvrelay_in_flight", "Requests in flight.", {}, brain.in_flight
         yield "kvrelay_stale_heartbeats_total", "Heartbeats of unknown or dead incarnations.", {}, stale
-        yield "kvrelay_unknown_transfers_total", "Milestones of unknown transfers.", {}, brain.unknown_transfers
+        yield "kvrelay_unknown_transfers_total", "Milestones of unknown transfers.", {}, brain.milestones.unknown
         opened = self._brain.outcomes.breakers.opened
         yield "kvrelay_breakers_opened_total", "Times that failures began to keep requests away.", {}, opened
         yield "kvrelay_registrations_refused_total", "Registrations under the name of a live member.", {}, ghosts

@@ -44,7 +44,7 @@ def test_pages_of_one_node_alone_go_to_another_and_are_known_there(brain: Brain)
     brain.check_invariants()
     arrived = TransferEvent(store="far", transfer=order.order.transfer, stage=Stage.ARRIVED, bytes=100)
     brain.transfer_event(arrived, 1.1)
-    assert (brain.copies.counts.made, brain.copies.counts.bytes, brain.unknown_transfers) == (1, 100, 0)
+    assert (brain.copies.counts.made, brain.copies.counts.bytes, brain.milestones.unknown) == (1, 100, 0)
     assert look(brain, 2.0) == [], "another node has them now"
     brain.check_invariants()
 

@@ -100,7 +100,7 @@ def test_a_prefix_of_a_busy_node_is_pulled_to_an_idle_one_and_the_prompt_follows
     # It is known to be there before the store itself reports it.
     again = begun(brain, ask("r2", OLD, (8, 40)), 0.1)
     assert [order.worker for order in again.prefills] == ["p1"]
-    assert (brain.prefixes.pulls.endings, brain.unknown_transfers) == ({Ending.CAME: 1}, 0)
+    assert (brain.prefixes.pulls.endings, brain.milestones.unknown) == ({Ending.CAME: 1}, 0)
     at_rest(brain, "r1", "r2")
 
 
@@ -161,7 +161,7 @@ def test_a_store_that_never_answers_costs_the_predicted_time_and_a_margin() -> N
     assert (moving(brain), len(brain.prefixes.pulls)) == (0, 0)
     # What comes of it after all changes nothing.
     assert brain.transfer_event(says(pull.order.transfer, Stage.ARRIVED, "s1", bytes=BYTES), 2.0) == []
-    assert brain.unknown_transfers == 0
+    assert brain.milestones.unknown == 0
     at_rest(brain, "r1")
 
 

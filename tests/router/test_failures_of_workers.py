@@ -327,7 +327,7 @@ async def test_without_workers_every_request_is_a_503(cluster: Cluster) -> None:
 async def test_a_milestone_of_an_unknown_transfer_is_counted(cluster: Cluster) -> None:
     await cluster.join(store())
     await cluster.members["s1"].event("nobody/0/0", Stage.LOADED)
-    await until(lambda: cluster.router.brain.unknown_transfers == 1)
+    await until(lambda: cluster.router.brain.milestones.unknown == 1)
     assert await cluster.metric("kvrelay_unknown_transfers_total") == 1
 
 
