@@ -3,6 +3,7 @@ did not let through."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from kvrelay.errors import Overloaded
@@ -24,6 +25,8 @@ class Admission:
         self._chooser = chooser
         self._launcher = launcher
         self._door = door
+        self._of_tenant: Counter[str] = Counter()
+        """Requests that are in flight, by tenant."""
 
     def __repr__(self) -> str:
         return f"<Admission of {len(self)} requests, {len(self._door)} of them not begun>"
@@ -34,13 +37,14 @@ class Admission:
     def begin(self, ask: Ask, now: float) -> Plan | Waits:
         """Choose and reserve for a new request, or let it wait. Raises ``Overloaded``."""
         ground = self._chooser.ground(ask.facts.model, now)
-        self._door.check(in_flight=len(self), ground=ground, model=ask.facts.model, now=now)
+        self._door.check(ask, ground, in_flight=len(self), own=self._of_tenant[ask.tenant], now=now)
         pick = self._chooser.begin(ask, ground, now)
         if pick is None:
             raise Overloaded("every worker that can write answers just left; retry", RETRY_AFTER_S)
-        if self._door.lets_in(ask, pick, ground, alone=not self._flights, now=now):
-            return self._start(ask, pick, ground, now)
-        return Waits(request_id=ask.facts.request_id)
+        goes = self._door.lets_in(ask, pick, ground, alone=not self._flights, now=now)
+        begun = self._start(ask, pick, ground, now) if goes else Waits(request_id=ask.facts.request_id)
+        self._of_tenant[ask.tenant] += 1
+        return begun
 
     def _start(self, ask: Ask, pick: Pick, ground: Ground, now: float) -> Plan:
         flight, plan = self._launcher.start(ask, pick, ground, now)
@@ -63,6 +67,24 @@ class Admission:
             yield Start(request_id=head.request_id, plan=self._start(head.ask, pick, ground, now))
 
     def leave(self, request_id: str, *, status: int, now: float) -> Timeline | None:
-        """A request is over; None when it was begun."""
+        """A request is over that was not begun; None when it was."""
         ask = self._door.leave(request_id)
-        return None if ask is None else self._launcher.never_started(ask, status=status, now=now)
+        if ask is None:
+            return None
+        self._forget(ask.tenant)
+        return self._launcher.never_started(ask, status=status, now=now)
+
+    def land(self, request_id: str) -> Flight:
+        """A request is over that was begun."""
+        flight = self._flights.pop(request_id)
+        self._forget(flight.timeline.tenant)
+        return flight
+
+    def _forget(self, tenant: str) -> None:
+        self._of_tenant[tenant] -= 1
+        if not self._of_tenant[tenant]:
+            del self._of_tenant[tenant]
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError unless every request in flight is counted for its tenant."""
+        assert self._of_tenant.total() == len(self), f"{self._of_tenant} of {len(self)} requests"

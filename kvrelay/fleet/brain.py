@@ -276,7 +276,7 @@ class Brain:
         """The request is over, however it ended: everything it reserved is given back."""
         if (never_begun := self._admission.leave(request_id, status=status, now=now)) is not None:
             return never_begun
-        flight = self._flights.pop(request_id)
+        flight = self._admission.land(request_id)
         timeline = flight.timeline
         timeline.cached_tokens = flight.cached_tokens
         timeline.close(status, output_tokens, now)
@@ -298,4 +298,5 @@ class Brain:
         self.loads.check(
             prefills, [flight.decode for flight in flights], [*self.prefixes.pulls.moving(), *self.copies.moving()]
         )
+        self._admission.check_invariants()
         self.prefixes.check_invariants()

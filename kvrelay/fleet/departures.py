@@ -1,5 +1,5 @@
-"""What requests lose with a worker that is silent or gone. It must never take a running stream from a worker that may only
-be out of reach."""
+"""What requests lose with a worker that is silent or gone. It must never take a running stream from a worker that may
+only be out of reach."""
 
 from __future__ import annotations
 

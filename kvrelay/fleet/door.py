@@ -15,7 +15,6 @@ from kvrelay.fleet.pick import Pick
 from kvrelay.fleet.waiting import Waiting, WaitingRooms
 from kvrelay.fleet.workers import Fleet
 from kvrelay.policy.admit import RETRY_AFTER_S, Accepted, Limits, Outlook, Turned, admit, judge
-from kvrelay.policy.cost import Item
 from kvrelay.policy.patience import MUCH_LONGER
 
 SURE_AFTER = 8
@@ -52,10 +51,16 @@ class Door:
         waited = self.waiting.drop(request_id)
         return waited.ask if waited is not None else self._late.pop(request_id, None)
 
-    def check(self, *, in_flight: int, ground: Ground, model: str, now: float) -> None:
-        """Whether anybody may come in at all. Raises ``Overloaded``."""
-        back_in_s = 0.0 if ground.writers else self._back_in_s(model, now)
-        verdict = admit(in_flight=in_flight, decoders=len(ground.writers), back_in_s=back_in_s)
+    def check(self, ask: Ask, ground: Ground, *, in_flight: int, own: int, now: float) -> None:
+        """Whether anybody may come in at all; ``own``: those in flight that are its tenant's. Raises ``Overloaded``."""
+        back_in_s = 0.0 if ground.writers else self._back_in_s(ask.facts.model, now)
+        verdict = admit(
+            in_flight=in_flight,
+            own=own,
+            decoders=len(ground.writers),
+            back_in_s=back_in_s,
+            limit=self._limits.in_flight,
+        )
         if isinstance(verdict, Turned):
             raise self._turned(verdict)
 
@@ -75,33 +80,31 @@ class Door:
             raise self._turned(verdict)
         if isinstance(verdict, Accepted):
             return True
-        seconds = dict(pick.decision.chosen.items)[Item.PREFILL]
         until_s = ask.received_s + verdict.until_s
-        self.waiting.add(Waiting(ask=ask, seconds=seconds, since_s=now, until_s=until_s))
+        self.waiting.add(Waiting(ask=ask, seconds=pick.prefill_s, since_s=now, until_s=until_s))
         return False
 
     def _outlook(self, ask: Ask, pick: Pick, ground: Ground, *, alone: bool, now: float) -> Outlook:
-        chosen, reader = pick.decision.chosen, pick.prefill or pick.decode
+        chosen = pick.decision.chosen
         waiting = self.waiting.of(ask.facts.model)
-        ahead_s = waiting.ahead_s(ask.slo.priority) if waiting else 0.0
+        ahead_s = waiting.ahead_s(ask, pick.prefill_s) if waiting else 0.0
         return Outlook(
             waited_s=now - ask.received_s,
-            ahead_s=ahead_s / max(1, len(ground.readers)),
+            ahead_s=ahead_s / (len(ground.readers) or len(ground.writers)),
             ttft_s=chosen.ttft_s,
             tpot_s=chosen.tpot_s,
             room=self.has_room(pick, alone=alone, now=now),
             overtakes=self._overtakes(pick, waiting.mean_s),
-            sure=self._experience.prefill(reader.name).seen >= SURE_AFTER,
+            sure=self._experience.prefill(pick.reader.name).seen >= SURE_AFTER,
             alone=alone and not waiting,
         )
 
     def _overtakes(self, pick: Pick, mean_s: float) -> bool:
         """Much shorter than those that wait, which take ``mean_s`` on average, and no more than a crumb of the KV that
         they may be waiting for."""
-        own_s, reader = dict(pick.decision.chosen.items)[Item.PREFILL], pick.prefill or pick.decode
-        much_shorter = mean_s > 0.0 and MUCH_LONGER * own_s <= mean_s
+        much_shorter = mean_s > 0.0 and MUCH_LONGER * pick.prefill_s <= mean_s
         crumb = pick.kv_tokens <= CRUMB_SHARE * pick.decode.engine.kv_tokens
-        return much_shorter and crumb and reader.engine.lets_pass
+        return much_shorter and crumb and pick.reader.engine.lets_pass
 
     def has_room(self, pick: Pick, *, alone: bool, now: float) -> bool:
         """D has KV for the whole answer before P begins, and P's own queue is short."""
@@ -112,10 +115,9 @@ class Door:
         return held + pick.kv_tokens <= pick.decode.engine.kv_tokens or not self._loads.sequences[name]
 
     def _is_short(self, pick: Pick, now: float) -> bool:
-        reader, items = pick.prefill or pick.decode, dict(pick.decision.chosen.items)
-        own_s = items[Item.PREFILL] if reader.engine.lets_pass else math.inf
-        queued_s = self._loads.wait_s(reader.name, now, own_s)
-        return self._loads.prompts(reader.name) < ALWAYS_QUEUED or queued_s <= self._limits.queue_s
+        name, own_s = pick.reader.name, pick.prefill_s if pick.reader.engine.lets_pass else math.inf
+        queued_s = self._loads.wait_s(name, now, own_s)
+        return self._loads.prompts(name) < ALWAYS_QUEUED or queued_s <= self._limits.queue_s
 
     def overdue(self, now: float) -> list[Refuse]:
         """Those who waited too long are turned away."""

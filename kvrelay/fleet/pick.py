@@ -28,9 +28,19 @@ class Pick(Value, frozen=True, kw_only=True):
     share: float = 1.0
     """and which share of all its prompts' tokens they are."""
 
+    @property
+    def reader(self) -> WorkerInfo:
+        """Who computes the prompt."""
+        return self.prefill or self.decode
+
+    @property
+    def prefill_s(self) -> float:
+        """Predicted seconds of that."""
+        return dict(self.decision.chosen.items)[Item.PREFILL]
+
     def decode_reservation(self, ask: Ask) -> DecodeReservation:
         chosen = self.decision.chosen
-        own_s = dict(chosen.items)[Item.PREFILL] if self.prefill is None else 0.0
+        own_s = self.prefill_s if self.prefill is None else 0.0
         tokens = uncached_tokens(self.tokens, chosen.cached_tokens)
         return DecodeReservation(
             worker=self.decode.name,
@@ -46,7 +56,7 @@ class Pick(Value, frozen=True, kw_only=True):
         assert self.prefill is not None, "a local pick has no P leg"
         chosen, engine = self.decision.chosen, self.prefill.engine
         page = engine.fingerprint.format
-        tokens, seconds = uncached_tokens(leg.prompt_tokens, chosen.cached_tokens), dict(chosen.items)[Item.PREFILL]
+        tokens, seconds = uncached_tokens(leg.prompt_tokens, chosen.cached_tokens), self.prefill_s
         return PrefillReservation(
             worker=self.prefill.name,
             key=transfer,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from kvrelay.fleet.flight import Ask
-from kvrelay.policy.fair import NextTurn, Share, next_turn
+from kvrelay.policy.fair import Line, NextTurn, Share, ahead_s, next_turn
 from kvrelay.types import Value
 
 
@@ -31,8 +31,25 @@ class Waiting(Value, frozen=True, kw_only=True):
 class _Line:
     """One tenant's requests of one priority."""
 
+    weight: float
     requests: deque[Waiting] = field(default_factory=deque)
     credit_s: float = 0.0
+    waiting_s: float = 0.0
+    """Predicted work of all of them."""
+
+    def add(self, request: Waiting) -> None:
+        self.requests.append(request)
+        self.waiting_s += request.seconds
+
+    def remove(self, request: Waiting) -> None:
+        self.requests.remove(request)
+        self.waiting_s -= request.seconds
+
+    def share(self) -> Share:
+        return Share(credit_s=self.credit_s, head_s=self.requests[0].seconds, weight=self.weight)
+
+    def line(self) -> Line:
+        return Line(waiting_s=self.waiting_s, weight=self.weight)
 
 
 class WaitingRoom:
@@ -63,24 +80,23 @@ class WaitingRoom:
 
     def add(self, request: Waiting) -> None:
         slo = request.ask.slo
-        line = self._lines.setdefault(slo.priority, {}).setdefault(request.ask.tenant, _Line())
-        line.requests.append(request)
+        self._lines.setdefault(slo.priority, {}).setdefault(request.ask.tenant, _Line(slo.share)).add(request)
         self._waiting[request.request_id] = request
 
-    def ahead_s(self, priority: int) -> float:
-        """Predicted work of those that go before a request of ``priority`` that comes now."""
-        return sum(
-            request.seconds
-            for level, lines in self._lines.items()
-            for line in lines.values()
-            for request in line.requests
-            if level >= priority
-        )
+    def ahead_s(self, ask: Ask, own_s: float) -> float:
+        """Predicted work of those that go before ``ask``, which comes now and takes ``own_s``."""
+        higher_s = sum(self._waiting_s(level) for level in self._lines if level > ask.slo.priority)
+        lines = self._lines.get(ask.slo.priority, {})
+        own = lines.get(ask.tenant, _Line(ask.slo.share)).line()
+        return higher_s + ahead_s(own, own_s, [line.line() for name, line in lines.items() if name != ask.tenant])
+
+    def _waiting_s(self, priority: int) -> float:
+        return sum(line.waiting_s for line in self._lines[priority].values())
 
     @property
     def mean_s(self) -> float:
         """Mean predicted work of those that wait; 0 without any."""
-        return self.ahead_s(min(self._lines)) / len(self) if self._lines else 0.0
+        return sum(map(self._waiting_s, self._lines)) / len(self) if self._lines else 0.0
 
     def head(self) -> Waiting | None:
         """Whose turn it is."""
@@ -90,16 +106,7 @@ class WaitingRoom:
         return list(lines.values())[self._turn(lines).position].requests[0]
 
     def _turn(self, lines: dict[str, _Line]) -> NextTurn:
-        return next_turn(
-            [
-                Share(
-                    credit_s=line.credit_s,
-                    head_s=line.requests[0].seconds,
-                    weight=line.requests[0].ask.slo.share,
-                )
-                for line in lines.values()
-            ]
-        )
+        return next_turn([line.share() for line in lines.values()])
 
     def take(self) -> Waiting:
         """The head leaves, and its tenant pays. Raises IndexError when nobody waits."""
@@ -122,7 +129,7 @@ class WaitingRoom:
             return None
         tenant, priority = request.ask.tenant, request.ask.slo.priority
         lines = self._lines[priority]
-        lines[tenant].requests.remove(request)
+        lines[tenant].remove(request)
         if not lines[tenant].requests:
             del lines[tenant]  # and its credit: who leaves the round begins anew
         if not lines:

@@ -7,6 +7,9 @@ from kvrelay.types import Value
 
 MAX_IN_FLIGHT = 4096
 """Requests that one router holds at a time; bounds its sockets and its memory."""
+GREED = 8
+"""Places that a tenant may have for each one that is free. Whoever has none finds one, however many others take all
+they may; a tenant that is alone gets eight of nine."""
 RETRY_AFTER_S = 1.0
 
 
@@ -24,12 +27,13 @@ class Slo(Value, frozen=True, kw_only=True):
 
 
 class Limits(Value, frozen=True, kw_only=True):
-    """How long requests may wait where."""
+    """How many requests there may be, and how long they may wait where."""
 
     queue_s: float = 2.0
     """Predicted wait at a P beyond which requests wait in the router: there they can still be put in order."""
     hold_s: float = 0.0
     """Longest wait in the router; 0: none waits there."""
+    in_flight: int = MAX_IN_FLIGHT
 
 
 class Outlook(Value, frozen=True, kw_only=True):
@@ -69,8 +73,11 @@ class Turned(Value, frozen=True, kw_only=True):
     after_s: float = RETRY_AFTER_S
 
 
-def admit(*, in_flight: int, decoders: int, back_in_s: float = 0.0, limit: int = MAX_IN_FLIGHT) -> Accepted | Turned:
-    """Whether one more request may enter, given ``decoders`` usable workers that can answer it.
+def admit(
+    *, in_flight: int, own: int = 0, decoders: int, back_in_s: float = 0.0, limit: int = MAX_IN_FLIGHT
+) -> Accepted | Turned:
+    """Whether one more request may enter, given ``decoders`` usable workers that can answer it. ``own``: those of its
+    tenant that are in flight.
 
     Without any, the first that only failed too often is tried again in ``back_in_s``.
     """
@@ -80,6 +87,9 @@ def admit(*, in_flight: int, decoders: int, back_in_s: float = 0.0, limit: int =
     if in_flight >= limit:
         why = f"{in_flight} requests are in flight, the most this router takes; retry later"
         return Turned(reason=why, kind="full")
+    if own >= GREED * (limit - in_flight):
+        why = f"{own} requests of this tenant are in flight, and the places left are kept for others; retry later"
+        return Turned(reason=why, kind="tenant")
     return Accepted()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from kvrelay.types import Value
 
@@ -18,6 +18,13 @@ class Share(Value, frozen=True, kw_only=True):
     """Left over from its last turn."""
     head_s: float
     """Predicted seconds of what it wants next."""
+    weight: float
+
+
+class Line(Value, frozen=True, kw_only=True):
+    """All that one tenant has waiting."""
+
+    waiting_s: float
     weight: float
 
 
@@ -38,6 +45,16 @@ def next_turn(shares: Sequence[Share]) -> NextTurn:
     credits_s = [share.credit_s + rounds[position] * QUANTUM_S * share.weight for share in shares]
     credits_s[position] -= shares[position].head_s
     return NextTurn(position=position, credits_s=tuple(credits_s))
+
+
+def ahead_s(own: Line, own_s: float, others: Iterable[Line]) -> float:
+    """Seconds of work that go before a request of ``own_s`` that comes behind its tenant's ``own`` line.
+
+    Until its turn every other tenant is served what its weight allows beside that, and no more than it has. Right up to
+    one request of each.
+    """
+    until_s = (own.waiting_s + own_s) / own.weight
+    return own.waiting_s + sum(min(line.waiting_s, until_s * line.weight) for line in others)
 
 
 def _rounds(share: Share) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -22,9 +24,9 @@ def fleet(limits: Limits, *, kv_tokens: int = 4096, prefill: int = 1) -> Brain:
     return brain
 
 
-def ask(name: str, tokens: int = 100, *, tenant: str = "", now: float = 0.0, **slo: float | int) -> Ask:
+def ask(name: str, tokens: int = 100, *, tenant: str = "", now: float = 0.0, **slo: Any) -> Ask:
     facts = RequestFacts(request_id=name, model="tiny", prompt_tokens=(tokens,), max_tokens=20, page_names=())
-    return Ask(facts=facts, tenant=tenant, received_s=now, slo=Slo(**slo))  # type: ignore[arg-type]
+    return Ask(facts=facts, tenant=tenant, received_s=now, slo=Slo(**slo))
 
 
 def end(brain: Brain, name: str, now: float) -> list[str]:
@@ -106,6 +108,63 @@ def test_tenants_that_wait_take_turns() -> None:
         brain.begin(ask(f"many {number}", tenant="many"), 0.0)
     brain.begin(ask("one", tenant="one"), 0.0)
     assert "one" in [*end(brain, "many 0", 1.0), *end(brain, "many 1", 2.0)]
+
+
+def known(limits: Limits, *, roles: tuple[Role, ...] = (Role.PREFILL, Role.DECODE), s_per_token: float = 0.1) -> Brain:
+    """Its workers are measured, so their predictions may refuse somebody."""
+    brain = Brain(dead_after_s=1e9, transfer_wait_s=1e9, limits=limits)
+    brain.members.register_store(store(), 0.0)
+    for number, role in enumerate(roles):
+        brain.register_worker(worker(f"{role.value}-{number}", role, kv_tokens=100_000), 0.0)
+        for tokens in (50, 100, 200) * 10:
+            learn(brain, f"{role.value}-{number}", tokens, s_per_token * tokens)
+    return brain
+
+
+def learn(brain: Brain, name: str, tokens: int, seconds: float) -> None:
+    brain.experience.saw(name, lambda perf: perf.saw_prefill(tokens, 0, seconds))
+
+
+def fill(brain: Brain, **more: Any) -> int:
+    """One tenant sends until it is refused; how many get in or wait."""
+    for number in range(100):
+        try:
+            brain.begin(ask(f"many {number}", tenant="many", **more), 0.0)
+        except Overloaded:
+            return number
+    return 100
+
+
+def test_a_tenant_whose_turn_is_next_is_not_refused_for_what_another_one_has_waiting() -> None:
+    brain = known(Limits(queue_s=0.0, hold_s=60.0))
+    assert 6 <= fill(brain) <= 10, "ten seconds each"
+    assert isinstance(brain.begin(ask("one", tenant="one"), 0.0), Waits)
+    with pytest.raises(Overloaded, match="wait before this request"):
+        brain.begin(ask("many again", tenant="many"), 0.0)
+    assert "one" in [*end(brain, "many 0", 1.0), *end(brain, "many 1", 2.0)]
+
+
+def test_nor_is_its_promise_taken_for_broken() -> None:
+    brain = known(Limits(queue_s=0.0, hold_s=60.0))
+    fill(brain)
+    assert isinstance(brain.begin(ask("one", tenant="one", ttft_s=50.0), 0.0), Waits)
+
+
+def test_what_waits_is_shared_by_the_decode_workers_where_no_other_ones_are_left() -> None:
+    alone, four = (known(Limits(queue_s=0.0, hold_s=60.0), roles=(Role.DECODE,) * count) for count in (1, 4))
+    waiting = [fill(brain) - 2 * count for brain, count in ((alone, 1), (four, 4))]
+    assert waiting[1] == pytest.approx(4 * waiting[0], abs=4)
+
+
+def test_a_tenant_leaves_places_for_others() -> None:
+    brain = fleet(Limits(queue_s=0.0, hold_s=60.0, in_flight=90))
+    assert fill(brain) == 80
+    assert brain.door.refused == {"tenant": 1}
+    assert isinstance(brain.begin(ask("one", tenant="one"), 0.0), Waits)
+    brain.finish("many 0", status=499, output_tokens=0, now=1.0)
+    brain.finish("one", status=499, output_tokens=0, now=1.0)
+    assert isinstance(brain.begin(ask("many again", tenant="many"), 1.0), Waits)
+    brain.check_invariants()
 
 
 def test_who_waited_too_long_is_refused_once_and_leaves_nothing() -> None:

@@ -63,12 +63,32 @@ def test_a_tenant_with_long_prompts_gets_as_much_time_as_one_with_short_ones() -
 
 def test_who_leaves_is_not_served_and_frees_what_is_ahead_of_others() -> None:
     full = room(waiting("a"), waiting("b", seconds=3.0), waiting("c", priority=-1))
-    assert (full.ahead_s(0), full.ahead_s(-1), full.ahead_s(1)) == (4.0, 5.0, 0.0)
+    assert [full.ahead_s(waiting("new", priority=level).ask, 1.0) for level in (0, -1, 1)] == [4.0, 5.0, 0.0]
     assert full.drop("b") is not None
     assert full.drop("b") is None
-    assert (full.ahead_s(0), len(full), "b" in full) == (1.0, 2, False)
+    assert (full.ahead_s(waiting("new").ask, 1.0), len(full), "b" in full) == (1.0, 2, False)
     assert served(full) == ["a", "c"]
     assert repr(full) == "<WaitingRoom 0 requests of 0 tenants>"
+
+
+@pytest.mark.parametrize("seconds", [0.3, 1.0, 4.0])
+@pytest.mark.parametrize("mine", [0, 3, 30])
+@pytest.mark.parametrize("share", [1.0, 3.0])
+def test_what_is_said_to_go_first_does_so_up_to_one_request_of_each_tenant(
+    seconds: float, mine: int, share: float
+) -> None:
+    full = room(
+        *(waiting(f"long {number}", "long", seconds=2.0) for number in range(20)),
+        *(waiting(f"short {number}", "short", seconds=0.25) for number in range(20)),
+        *(waiting(f"mine {number}", "mine", share=share) for number in range(mine)),
+    )
+    new = waiting("new", "mine", seconds=seconds, share=share)
+    predicted_s = full.ahead_s(new.ask, seconds)
+    took_s = {request.request_id: request.seconds for request in full}
+    full.add(new)
+    order = served(full)
+    before_s = sum(took_s[name] for name in order[: order.index("new")])
+    assert before_s == pytest.approx(predicted_s, abs=2.0 + 0.25 + 0.1)
 
 
 def test_the_overdue_are_named() -> None:

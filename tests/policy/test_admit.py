@@ -24,6 +24,25 @@ def test_a_request_enters_when_somebody_can_answer_and_there_is_room(
     assert isinstance(verdict, Accepted if enters else Turned)
 
 
+@pytest.mark.parametrize(
+    ("own", "in_flight", "enters"), [(79, 79, True), (80, 80, False), (40, 84, True), (41, 85, False)]
+)
+def test_a_tenant_has_no_more_places_than_eight_times_those_that_are_free(
+    own: int, in_flight: int, enters: bool
+) -> None:
+    verdict = admit(in_flight=in_flight, own=own, decoders=1, limit=90)
+    assert isinstance(verdict, Accepted if enters else Turned)
+
+
+@pytest.mark.parametrize("tenants", [1, 2, 10, 40])
+def test_however_many_tenants_take_all_they_may_the_next_one_finds_a_place(tenants: int) -> None:
+    own, limit = [0] * tenants, 360
+    for _ in range(limit):
+        for at in range(tenants):
+            own[at] += isinstance(admit(in_flight=sum(own), own=own[at], decoders=1, limit=limit), Accepted)
+    assert isinstance(admit(in_flight=sum(own), decoders=1, limit=limit), Accepted)
+
+
 @pytest.mark.parametrize(("back_in_s", "after_s"), [(0.0, 1.0), (7.0, 7.0)])
 def test_who_is_turned_away_is_told_when_to_come_back(back_in_s: float, after_s: float) -> None:
     verdict = admit(in_flight=0, decoders=0, back_in_s=back_in_s)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvrelay.policy.fair import QUANTUM_S, Share, next_turn
+from kvrelay.policy.fair import QUANTUM_S, Line, Share, ahead_s, next_turn
 
 
 def share(head_s: float, credit_s: float = 0.0, weight: float = 1.0) -> Share:
@@ -40,3 +40,28 @@ def test_in_the_long_run_time_is_shared_by_weight_whatever_the_prompts(weights: 
         credits_s = list(turn.credits_s)
         served_s[turn.position] += costs[turn.position]
     assert served_s[0] / served_s[1] == pytest.approx(weights[0] / weights[1], rel=0.05)
+
+
+def line(waiting_s: float, weight: float = 1.0) -> Line:
+    return Line(waiting_s=waiting_s, weight=weight)
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "ahead"),
+    [
+        (line(5.0), [], 5.0),
+        # Whoever has nothing waiting is served after as much of each other line as it wants itself,
+        (line(0.0), [line(99.0)], 1.0),
+        (line(0.0), [line(99.0), line(99.0)], 2.0),
+        # who has much waits for its own, and for as much of each other line,
+        (line(4.0), [line(99.0)], 4.0 + 5.0),
+        # of which nobody is served more than it has.
+        (line(4.0), [line(2.0)], 4.0 + 2.0),
+        (line(4.0), [line(99.0, weight=3.0)], 4.0 + 15.0),
+        (line(4.0, weight=2.0), [line(99.0)], 4.0 + 2.5),
+    ],
+)
+def test_others_go_first_by_their_weight_and_no_further_than_their_work(
+    own: Line, others: list[Line], ahead: float
+) -> None:
+    assert ahead_s(own, 1.0, others) == ahead
