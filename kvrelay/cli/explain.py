@@ -42,7 +42,7 @@ def explain(
     """Draw why a request went where it went: predicted and actual seconds, and the next best choices.
 
     Every row is one item of the cost; a column is one way to serve the request. The router keeps the last 1,000
-    requests, and gives the same as JSON at /kvrelay/requests/REQUEST_ID.
+    requests, and 250 that it turned away, and gives the same as JSON at /kvrelay/requests/REQUEST_ID.
 
     Example:  kvrelay explain req-8f3c21d0a9b14c6e7f201a55
     """
@@ -62,7 +62,7 @@ def explanation(record: Mapping[str, Any]) -> RenderableType:
     decisions = record.get("decision") or []
     losses = [Text(_told(loss)) for loss in record.get("resumptions") or []]
     if not decisions:
-        return Group(draw(record), Text("It was turned away before anything was chosen."))
+        return Group(draw(record), Text(_why_unstarted(record)))
     further = len(decisions) - 1
     parts: list[RenderableType] = [draw(record), Text(""), _headline(record, decisions[0])]
     parts.append(table(decisions[0], record.get("actual") or {}))
@@ -76,11 +76,18 @@ def explanation(record: Mapping[str, Any]) -> RenderableType:
 
 def _headline(record: Mapping[str, Any], decision: Mapping[str, Any]) -> Text:
     text = Text("chosen: ", style="bold").append(_name(decision), style="bold green")
+    if record.get("path") == "none":
+        return Text(f"{_why_unstarted(record)}\nThe best way was ").append(_name(decision), style="bold")
     why = record.get("local_reason")
     cached, source = decision.get("cached_tokens", 0), decision.get("source", "")
     if why:
         text.append(f", not split ({why})", style="not bold")
     return text.append(f"; {cached} tokens expected cached ({source})" if cached else "", style="not bold")
+
+
+def _why_unstarted(record: Mapping[str, Any]) -> str:
+    refusal = record.get("refusal")
+    return f"It was turned away: {refusal}." if refusal else "Its client left before it was let in."
 
 
 def _told(loss: Mapping[str, Any]) -> str:

@@ -36,6 +36,7 @@ class Phase(Value, frozen=True, kw_only=True):
 _LOOKS = {
     "route": ("·", "cyan"),
     "wait for prefix": ("~", "white"),
+    "admission": ("░", "white"),
     "queue": ("░", "white"),
     "prefill": ("█", "blue"),
     "transfer, exposed": ("▒", "magenta"),
@@ -50,7 +51,8 @@ _TICKS = 10_000
 def phases(record: Mapping[str, Any]) -> list[Phase]:
     """The phases of ``record`` in order, without gaps: each ends where the next one starts."""
     events: Mapping[str, float] = record.get("events", {})
-    cuts = _cuts(events, split=record.get("path") == "remote_prefill")
+    begun, split = record.get("path") != "none", record.get("path") == "remote_prefill"
+    cuts = _cuts(events, split=split) if begun else _cuts_of_unstarted(events)
     notes = _notes(record)
     made: list[Phase] = []
     start = events.get("received", 0.0)
@@ -89,6 +91,11 @@ def _cuts(events: Mapping[str, float], *, split: bool) -> list[tuple[str, float 
     ]
 
 
+def _cuts_of_unstarted(events: Mapping[str, float]) -> list[tuple[str, float | None]]:
+    """Of a request that was turned away, or whose client left before its turn."""
+    return [("route", events.get("tokenised")), ("admission", events.get("finished"))]
+
+
 def _overtaken(events: Mapping[str, float]) -> bool:
     """D's first token was here before P's own answer, so nobody saw when the prefill ended."""
     return events.get("first_token", float("inf")) < events.get("prefill_finished", 0.0)
@@ -103,6 +110,7 @@ def _notes(record: Mapping[str, Any]) -> dict[str, str]:
     return {
         "route": "tokenise, name the pages, choose the workers",
         "wait for prefix": _awaited(record),
+        "admission": "it was not let in",
         "queue": f"wait at {worker}",
         "prefill": f"{prompt} tokens on {worker}, {cached} of them cached{until}",
         "transfer, exposed": "the part of the hand-off that nothing hides",

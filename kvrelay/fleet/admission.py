@@ -1,5 +1,5 @@
 """Lets requests in: new ones at once, and those that wait when their turn comes. It must never start one that the door
-did not let through."""
+did not let through, nor turn one away without a timeline."""
 
 from __future__ import annotations
 
@@ -9,12 +9,17 @@ from collections.abc import Iterator
 from kvrelay.errors import Overloaded
 from kvrelay.fleet.chooser import Chooser
 from kvrelay.fleet.door import Door
-from kvrelay.fleet.flight import Ask, Command, Flight, Plan, Start, Waits
+from kvrelay.fleet.flight import Ask, Command, Flight, Plan, Refuse, Start, Waits
 from kvrelay.fleet.ground import Ground
 from kvrelay.fleet.launch import Launcher
 from kvrelay.fleet.ledger import Timeline
 from kvrelay.fleet.pick import Pick
-from kvrelay.policy.admit import RETRY_AFTER_S
+from kvrelay.policy.admit import Held, Turned
+from kvrelay.policy.route import Decision
+
+JUST_LEFT = Turned(reason="every worker that can write answers just left; retry", kind="no_worker")
+REFUSED = 503
+"""HTTP status of the answer to who is turned away at once."""
 
 
 class Admission:
@@ -37,14 +42,24 @@ class Admission:
     def begin(self, ask: Ask, now: float) -> Plan | Waits:
         """Choose and reserve for a new request, or let it wait. Raises ``Overloaded``."""
         ground = self._chooser.ground(ask.facts.model, now)
-        self._door.check(ask, ground, in_flight=len(self), own=self._of_tenant[ask.tenant], now=now)
+        entry = self._door.check(ask, ground, in_flight=len(self), own=self._of_tenant[ask.tenant], now=now)
+        if isinstance(entry, Turned):
+            raise self._refused(ask, entry, None, now)
         pick = self._chooser.begin(ask, ground, now)
         if pick is None:
-            raise Overloaded("every worker that can write answers just left; retry", RETRY_AFTER_S)
-        goes = self._door.lets_in(ask, pick, ground, alone=not self._flights, now=now)
-        begun = self._start(ask, pick, ground, now) if goes else Waits(request_id=ask.facts.request_id)
+            raise self._refused(ask, JUST_LEFT, None, now)
+        verdict = self._door.meet(ask, pick, ground, alone=not self._flights, now=now)
+        if isinstance(verdict, Turned):
+            raise self._refused(ask, verdict, pick.decision, now)
+        held = isinstance(verdict, Held)
+        begun = Waits(request_id=ask.facts.request_id) if held else self._start(ask, pick, ground, now)
         self._of_tenant[ask.tenant] += 1
         return begun
+
+    def _refused(self, ask: Ask, turned: Turned, decision: Decision | None, now: float) -> Overloaded:
+        self._door.refused[turned.kind] += 1
+        self._launcher.never_started(ask, status=REFUSED, now=now, decision=decision, refusal=turned.reason)
+        return Overloaded(turned.reason, turned.after_s)
 
     def _start(self, ask: Ask, pick: Pick, ground: Ground, now: float) -> Plan:
         flight, plan = self._launcher.start(ask, pick, ground, now)
@@ -61,18 +76,25 @@ class Admission:
         while (head := self._door.waiting.of(model).head()) is not None:
             ground = self._chooser.ground(model, now)
             pick = self._chooser.begin(head.ask, ground, now) if ground.writers else None
-            if pick is None or not self._door.has_room(pick, alone=not self._flights, now=now):
+            if pick is None:
                 return
-            self._door.waiting.take(model)
+            verdict = self._door.turn(head, pick, alone=not self._flights, now=now)
+            if isinstance(verdict, Held):
+                return
+            if isinstance(verdict, Turned):
+                yield Refuse(request_id=head.request_id, reason=verdict.reason, after_s=verdict.after_s)
+                return  # its end is the next one's turn: thousands that are late must not be judged in one go
             yield Start(request_id=head.request_id, plan=self._start(head.ask, pick, ground, now))
 
     def leave(self, request_id: str, *, status: int, now: float) -> Timeline | None:
         """A request is over that was not begun; None when it was."""
-        ask = self._door.leave(request_id)
-        if ask is None:
+        left = self._door.leave(request_id)
+        if left is None:
             return None
-        self._forget(ask.tenant)
-        return self._launcher.never_started(ask, status=status, now=now)
+        self._forget(left.ask.tenant)
+        return self._launcher.never_started(
+            left.ask, status=status, now=now, decision=left.decision, refusal=left.refusal
+        )
 
     def land(self, request_id: str) -> Flight:
         """A request is over that was begun."""

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterator
 
-from kvrelay.errors import Overloaded
+import msgspec
+
 from kvrelay.fleet.breakers import Breakers
 from kvrelay.fleet.experience import Experience
 from kvrelay.fleet.flight import Ask, Refuse
 from kvrelay.fleet.ground import Ground
 from kvrelay.fleet.loads import Loads
+from kvrelay.fleet.overtaking import Overtaking
 from kvrelay.fleet.pick import Pick
-from kvrelay.fleet.waiting import Waiting, WaitingRooms
+from kvrelay.fleet.waiting import Waiting, WaitingRoom, WaitingRooms
 from kvrelay.fleet.workers import Fleet
-from kvrelay.policy.admit import RETRY_AFTER_S, Accepted, Limits, Outlook, Turned, admit, judge
+from kvrelay.policy.admit import RETRY_AFTER_S, Accepted, Held, Limits, Outlook, Turned, admit, judge
+from kvrelay.policy.cost import WAITS
 from kvrelay.policy.patience import MUCH_LONGER
 
 SURE_AFTER = 8
 """Prefills seen of a worker before somebody is refused for what it is predicted to take."""
-CRUMB_SHARE = 0.02
-"""Of D's KV: who overtakes takes no more, since those that wait may do so for KV."""
 ALWAYS_QUEUED = 2
 """Prompts that a P may have at any time, however long they are: one to compute and one to follow at once."""
 
@@ -35,7 +37,8 @@ class Door:
         self._breakers = breakers
         self._limits = limits
         self.waiting = WaitingRooms()
-        self._late: dict[str, Ask] = {}
+        self._overtaking = Overtaking()
+        self._late: dict[str, Waiting] = {}
         """Requests that were told to go and have not gone yet."""
         self.refused: Counter[str] = Counter()
         """Requests turned away, by kind."""
@@ -46,65 +49,96 @@ class Door:
     def __len__(self) -> int:
         return len(self.waiting) + len(self._late)
 
-    def leave(self, request_id: str) -> Ask | None:
+    def leave(self, request_id: str) -> Waiting | None:
         """A request is over; None when it was let in."""
-        waited = self.waiting.drop(request_id)
-        return waited.ask if waited is not None else self._late.pop(request_id, None)
+        self._overtaking.leave(request_id)
+        return self.waiting.drop(request_id) or self._late.pop(request_id, None)
 
-    def check(self, ask: Ask, ground: Ground, *, in_flight: int, own: int, now: float) -> None:
-        """Whether anybody may come in at all; ``own``: those in flight that are its tenant's. Raises ``Overloaded``."""
+    def check(self, ask: Ask, ground: Ground, *, in_flight: int, own: int, now: float) -> Accepted | Turned:
+        """Whether anybody may come in at all; ``own``: those in flight that are its tenant's."""
         back_in_s = 0.0 if ground.writers else self._back_in_s(ask.facts.model, now)
-        verdict = admit(
+        return admit(
             in_flight=in_flight,
             own=own,
             decoders=len(ground.writers),
             back_in_s=back_in_s,
             limit=self._limits.in_flight,
         )
-        if isinstance(verdict, Turned):
-            raise self._turned(verdict)
 
     def _back_in_s(self, model: str, now: float) -> float:
         """When the first of the workers that fail is tried again."""
         decoders = [worker.name for worker in self._fleet.serving(model, now) if worker.role.decodes]
         return self._breakers.wait_s(decoders, now)
 
-    def _turned(self, verdict: Turned) -> Overloaded:
-        self.refused[verdict.kind] += 1
-        return Overloaded(verdict.reason, verdict.after_s)
-
-    def lets_in(self, ask: Ask, pick: Pick, ground: Ground, *, alone: bool, now: float) -> bool:
-        """True: it may start as ``pick`` says; False: it waits from now on. Raises ``Overloaded``."""
-        verdict = judge(ask.slo, self._outlook(ask, pick, ground, alone=alone, now=now), self._limits)
+    def meet(self, ask: Ask, pick: Pick, ground: Ground, *, alone: bool, now: float) -> Accepted | Held | Turned:
+        """A new request: whether it may start as ``pick`` says. If it is held, it waits from now on."""
+        outlook = self._outlook(ask, pick, ground, alone=alone, now=now)
+        verdict = judge(ask.slo, outlook, self._limits)
         if isinstance(verdict, Turned):
-            raise self._turned(verdict)
-        if isinstance(verdict, Accepted):
-            return True
-        until_s = ask.received_s + verdict.until_s
-        self.waiting.add(Waiting(ask=ask, seconds=pick.prefill_s, since_s=now, until_s=until_s))
-        return False
+            return verdict
+        if isinstance(verdict, Held):
+            self._hold(ask, pick, ask.received_s + verdict.until_s, now)
+        elif outlook.overtakes and (head := self.waiting.of(ask.facts.model).head()) is not None:
+            self._overtaking.went_before(head.request_id, pick.kv_tokens)
+        return verdict
+
+    def _hold(self, ask: Ask, pick: Pick, until_s: float, now: float) -> None:
+        if not self._has_kv(pick):
+            self._overtaking.lacks_kv(ask.facts.request_id)
+        self.waiting.add(Waiting(ask=ask, seconds=pick.prefill_s, since_s=now, until_s=until_s, decision=pick.decision))
 
     def _outlook(self, ask: Ask, pick: Pick, ground: Ground, *, alone: bool, now: float) -> Outlook:
-        chosen = pick.decision.chosen
         waiting = self.waiting.of(ask.facts.model)
         ahead_s = waiting.ahead_s(ask, pick.prefill_s) if waiting else 0.0
-        return Outlook(
-            waited_s=now - ask.received_s,
+        return msgspec.structs.replace(
+            self._prospect(ask, pick, alone=alone and not waiting, now=now),
             ahead_s=ahead_s / (len(ground.readers) or len(ground.writers)),
-            ttft_s=chosen.ttft_s,
-            tpot_s=chosen.tpot_s,
             room=self.has_room(pick, alone=alone, now=now),
-            overtakes=self._overtakes(pick, waiting.mean_s),
-            sure=self._experience.prefill(pick.reader.name).seen >= SURE_AFTER,
-            alone=alone and not waiting,
+            overtakes=self._overtakes(pick, waiting),
         )
 
-    def _overtakes(self, pick: Pick, mean_s: float) -> bool:
-        """Much shorter than those that wait, which take ``mean_s`` on average, and no more than a crumb of the KV that
-        they may be waiting for."""
-        much_shorter = mean_s > 0.0 and MUCH_LONGER * pick.prefill_s <= mean_s
-        crumb = pick.kv_tokens <= CRUMB_SHARE * pick.decode.engine.kv_tokens
-        return much_shorter and crumb and pick.reader.engine.lets_pass
+    def _prospect(self, ask: Ask, pick: Pick, *, alone: bool, now: float) -> Outlook:
+        """Of a request that nothing holds up."""
+        chosen, items = pick.decision.chosen, dict(pick.decision.chosen.items)
+        return Outlook(
+            waited_s=now - ask.received_s,
+            ttft_s=chosen.ttft_s,
+            queued_s=sum(items.get(wait, 0.0) for wait in WAITS),
+            tpot_s=chosen.tpot_s,
+            sure=self._experience.prefill(pick.reader.name).seen >= SURE_AFTER,
+            alone=alone,
+        )
+
+    def turn(self, head: Waiting, pick: Pick, *, alone: bool, now: float) -> Accepted | Held | Turned:
+        """The head of a room may start as ``pick`` says, waits on, or is turned away: its promise could be kept when it
+        came, but what was predicted may have changed."""
+        if not self.has_room(pick, alone=alone, now=now):
+            if not self._has_kv(pick):
+                self._overtaking.lacks_kv(head.request_id)
+            return Held(until_s=head.until_s - head.ask.received_s)
+        prospect = self._prospect(head.ask, pick, alone=alone, now=now)
+        verdict = judge(head.ask.slo, prospect, self._limits)
+        if isinstance(verdict, Accepted):
+            self.waiting.take(head.ask.facts.model)
+            self._overtaking.leave(head.request_id)
+        elif isinstance(verdict, Turned):
+            self._turn_away(msgspec.structs.replace(head, decision=pick.decision), verdict.kind, verdict.reason)
+        return verdict
+
+    def _turn_away(self, request: Waiting, kind: str, why: str) -> None:
+        """It waits no more; its end will be told."""
+        self.refused[kind] += 1
+        self._overtaking.leave(request.request_id)
+        self.waiting.drop(request.request_id)
+        self._late[request.request_id] = msgspec.structs.replace(request, refusal=why)
+
+    def _overtakes(self, pick: Pick, waiting: WaitingRoom) -> bool:
+        """Much shorter than those that wait are on average, and no more than a crumb of the KV that they may be waiting
+        for."""
+        head = waiting.head()
+        if head is None or not pick.reader.engine.lets_pass or MUCH_LONGER * pick.prefill_s > waiting.mean_s:
+            return False
+        return self._overtaking.allows(head.request_id, pick.kv_tokens, self._kv_tokens(pick))
 
     def has_room(self, pick: Pick, *, alone: bool, now: float) -> bool:
         """D has KV for the whole answer before P begins, and P's own queue is short."""
@@ -112,24 +146,23 @@ class Door:
 
     def _has_kv(self, pick: Pick) -> bool:
         held, name = self._loads.kv_tokens[pick.decode.name], pick.decode.name
-        return held + pick.kv_tokens <= pick.decode.engine.kv_tokens or not self._loads.sequences[name]
+        return held + pick.kv_tokens <= self._kv_tokens(pick) or not self._loads.sequences[name]
+
+    def _kv_tokens(self, pick: Pick) -> float:
+        """What may be promised of the KV of its D."""
+        return self._limits.kv_share * pick.decode.engine.kv_tokens
 
     def _is_short(self, pick: Pick, now: float) -> bool:
         name, own_s = pick.reader.name, pick.prefill_s if pick.reader.engine.lets_pass else math.inf
         queued_s = self._loads.wait_s(name, now, own_s)
         return self._loads.prompts(name) < ALWAYS_QUEUED or queued_s <= self._limits.queue_s
 
-    def overdue(self, now: float) -> list[Refuse]:
+    def overdue(self, now: float) -> Iterator[Refuse]:
         """Those who waited too long are turned away."""
-        late = self.waiting.overdue(now) if self.waiting else []
-        for request in late:
-            self.refused["deadline"] += 1
-            self.waiting.drop(request.request_id)
-            self._late[request.request_id] = request.ask
-        return [
-            Refuse(request_id=request.request_id, reason=self._why_late(request, now), after_s=RETRY_AFTER_S)
-            for request in late
-        ]
+        for request in self.waiting.overdue(now) if self.waiting else ():
+            why = self._why_late(request, now)
+            self._turn_away(request, "deadline", why)
+            yield Refuse(request_id=request.request_id, reason=why, after_s=RETRY_AFTER_S)
 
     def _why_late(self, request: Waiting, now: float) -> str:
         return f"it waited {now - request.since_s:.1f} s and its turn did not come in time; retry later"

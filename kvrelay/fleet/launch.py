@@ -7,7 +7,7 @@ from kvrelay.fleet.flight import Ask, Command, Flight, LegState, Plan, PrefillOr
 from kvrelay.fleet.ground import Ground
 from kvrelay.fleet.holdings import names_for
 from kvrelay.fleet.holds import OWN, Ending, Hold
-from kvrelay.fleet.ledger import Ledger, Timeline
+from kvrelay.fleet.ledger import NOT_BEGUN, Ledger, Timeline
 from kvrelay.fleet.loads import Loads
 from kvrelay.fleet.outcomes import Outcomes
 from kvrelay.fleet.pick import Pick
@@ -15,7 +15,7 @@ from kvrelay.fleet.prefix_wait import PrefixWait
 from kvrelay.fleet.prefixes import Outgoing, Prefixes, Wait
 from kvrelay.fleet.ways import Ways
 from kvrelay.policy.patience import MOST_HOLDS
-from kvrelay.policy.route import Path
+from kvrelay.policy.route import Decision, Path
 from kvrelay.types import Value
 
 
@@ -79,13 +79,15 @@ class Launcher:
             held=wait is not None,
         )
 
-    def never_started(self, ask: Ask, *, status: int, now: float) -> Timeline:
-        """A request ended while it waited."""
+    def never_started(self, ask: Ask, *, status: int, now: float, decision: Decision | None, refusal: str) -> Timeline:
+        """A request was turned away with ``refusal``, or its client left while it waited. ``decision``: what was
+        predicted of it."""
         timeline = self._timeline(ask)
-        timeline.path, timeline.status = "none", status
+        timeline.path, timeline.status, timeline.refusal = NOT_BEGUN, status, refusal
+        if decision is not None:
+            timeline.decide("request", decision)
         timeline.mark("finished", now)
-        self._ledger.open(timeline)
-        self._ledger.over(timeline.request_id)
+        self._ledger.keep_unstarted(timeline)
         return timeline
 
     def _timeline(self, ask: Ask) -> Timeline:

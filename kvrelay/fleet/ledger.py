@@ -14,7 +14,11 @@ from kvrelay.policy.route import Decision, Option
 from kvrelay.protocol.feed import TransferEvent
 from kvrelay.types import Stage, Transport
 
+NOT_BEGUN = "none"
+"""Path of a request that no worker was asked for."""
 KEPT_REQUESTS = 1000
+KEPT_UNSTARTED = 250
+"""Of those that were not begun. They are kept apart: a storm of refusals would have the others gone within a second."""
 KEPT_LOSSES = 16
 KEPT_CHOICES = 8
 """Choices kept of one request: those of its first prompts, and of its first retries."""
@@ -29,6 +33,8 @@ class Timeline:
     received_s: float
     path: str = ""
     local_reason: str = ""
+    refusal: str = ""
+    """Why it was turned away before it was begun, as its client was told."""
     prefill_worker: str | None = None
     decode_worker: str | None = None
     prompt_tokens: int = 0
@@ -141,6 +147,7 @@ class Timeline:
             "request_id": self.request_id,
             "path": self.path,
             "local_reason": self.local_reason or None,
+            "refusal": self.refusal or None,
             "prefill_worker": self.prefill_worker,
             "decode_worker": self.decode_worker,
             "prompt_tokens": self.prompt_tokens,
@@ -182,15 +189,19 @@ class Ledger:
     Transfers stay findable as long as their request is kept: a LOADED milestone may come after the last token.
     """
 
-    def __init__(self, kept: int = KEPT_REQUESTS) -> None:
+    def __init__(self, kept: int = KEPT_REQUESTS, kept_unstarted: int = KEPT_UNSTARTED) -> None:
         self._kept = kept
+        self._kept_unstarted = kept_unstarted
         self._timelines: dict[str, Timeline] = {}
         self._over: deque[str] = deque()
+        self._unstarted: deque[str] = deque()
         self._owners: dict[str, str] = {}
 
     def __repr__(self) -> str:
-        over = f"{len(self._over)}/{self._kept} over"
-        return f"<Ledger {len(self._timelines) - len(self._over)} running, {over}, {len(self._owners)} transfers>"
+        over, unstarted = len(self._over), len(self._unstarted)
+        running = len(self._timelines) - over - unstarted
+        kept = f"{over}/{self._kept} over, {unstarted}/{self._kept_unstarted} not begun"
+        return f"<Ledger {running} running, {kept}, {len(self._owners)} transfers>"
 
     def open(self, timeline: Timeline) -> None:
         self._timelines[timeline.request_id] = timeline
@@ -201,6 +212,13 @@ class Ledger:
         while len(self._over) > self._kept:
             for transfer in self._timelines.pop(self._over.popleft()).transfers:
                 self._owners.pop(transfer, None)
+
+    def keep_unstarted(self, timeline: Timeline) -> None:
+        """A request is over that was never begun: the oldest of those is forgotten."""
+        self._timelines[timeline.request_id] = timeline
+        self._unstarted.append(timeline.request_id)
+        while len(self._unstarted) > self._kept_unstarted:
+            del self._timelines[self._unstarted.popleft()]
 
     def own(self, request_id: str, transfer: str, prompt_tokens: int, attempt: int = 0) -> None:
         """From now on ``transfer``, of a prompt of ``prompt_tokens``, belongs to ``request_id``.

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from kvrelay.fleet.flight import Ask
 from kvrelay.policy.fair import Line, NextTurn, Share, ahead_s, next_turn
+from kvrelay.policy.route import Decision
 from kvrelay.types import Value
 
 
@@ -21,6 +22,10 @@ class Waiting(Value, frozen=True, kw_only=True):
     since_s: float
     until_s: float
     """On the clock of ``now``."""
+    decision: Decision | None = None
+    """What was predicted of it last."""
+    refusal: str = ""
+    """Why it was turned away; empty as long as it was not."""
 
     @property
     def request_id(self) -> str:

@@ -34,6 +34,8 @@ class Limits(Value, frozen=True, kw_only=True):
     hold_s: float = 0.0
     """Longest wait in the router; 0: none waits there."""
     in_flight: int = MAX_IN_FLIGHT
+    kv_share: float = 1.0
+    """Of each decode worker's KV, what this router may promise: others that ask the same ones promise the rest."""
 
 
 class Outlook(Value, frozen=True, kw_only=True):
@@ -44,6 +46,8 @@ class Outlook(Value, frozen=True, kw_only=True):
     ahead_s: float = 0.0
     """Of those that wait in the router and go first."""
     ttft_s: float
+    queued_s: float = 0.0
+    """Of ``ttft_s``, waits for others: they pass while it waits in the router as well."""
     tpot_s: float
     room: bool = True
     """Its workers can take it: D has KV for it, and P's queue is short."""
@@ -116,7 +120,10 @@ def judge(slo: Slo, outlook: Outlook, limits: Limits) -> Accepted | Held | Turne
 
 def _until(slo: Slo, outlook: Outlook, limits: Limits) -> float:
     latest_s = outlook.waited_s + limits.hold_s
-    return latest_s if slo.ttft_s is None else min(latest_s, slo.ttft_s)
+    if slo.ttft_s is None:
+        return latest_s
+    own_s = outlook.ttft_s - outlook.queued_s if outlook.sure else 0.0
+    return min(latest_s, slo.ttft_s - own_s)  # later, its workers would compute in vain
 
 
 def _too_late(what: str, predicted_s: float, promised_s: float, kind: str) -> Turned:

@@ -48,6 +48,8 @@ class Item(StrEnum):
 
 OWN = tuple(list(Item)[: list(Item).index(Item.ANSWER) + 1])
 """Items that add up to the predicted TTFT."""
+WAITS = (Item.QUEUE, Item.SOURCE, Item.DECODE_WAIT)
+"""Those of them that pass while a request waits elsewhere as well."""
 
 
 class Prompt(Value, frozen=True, kw_only=True):

@@ -139,7 +139,11 @@ class Desk:
 
     def _begun(self, request: ClientRequest, ask: Ask, job: Job, remains: Remains | None) -> Exchange:
         """Nothing is kept of a request that the brain has no room for. Raises ``Overloaded``."""
-        plan = self._brain.begin(ask, self._clock())
+        try:
+            plan = self._brain.begin(ask, self._clock())
+        except Overloaded:
+            self._count(job.request_id)
+            raise
         exchange = self._open[job.request_id] = Exchange(
             self._brain, self._upstream, self._clock, request, self._tokens, job, remains, self.obey
         )
@@ -147,6 +151,11 @@ class Desk:
             exchange.start(plan)
             self.obey(plan.pulls)
         return exchange
+
+    def _count(self, request_id: str) -> None:
+        """A request that was refused at once is a failure like any other."""
+        if (timeline := self._brain.ledger.get(request_id)) is not None:
+            self._telemetry.observe(timeline)
 
     def _remains(
         self, request: ClientRequest, ask: Ask, prompts: Prompts, naming: Naming, worker: WorkerInfo

@@ -14,6 +14,7 @@ from kvrelay.errors import BadRequest, KvrelayError, Overloaded
 from kvrelay.fleet.actual import actual
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.health import examine
+from kvrelay.fleet.ledger import KEPT_REQUESTS, KEPT_UNSTARTED
 from kvrelay.policy.admit import RETRY_AFTER_S
 from kvrelay.router import outflow
 from kvrelay.router.answers import StreamedAnswer, WholeAnswer
@@ -201,7 +202,8 @@ class Gateway:
         request_id = http.match_info["id"]
         timeline = self._brain.ledger.get(request_id)
         if timeline is None or timeline.tenant != tenant.name:
-            raise BadRequest("no such request; each router keeps its last 1,000, by x-request-id", status=404)
+            kept = f"each router keeps its last {KEPT_REQUESTS:,}, and {KEPT_UNSTARTED} that were not begun"
+            raise BadRequest(f"no such request; {kept}, by x-request-id", status=404)
         now = self._desk.standing(request_id)
         return _json(timeline.report() | {"actual": actual(timeline).report()} | ({"now": now} if now else {}))
 

@@ -40,8 +40,12 @@ class Promises:
 
 
 def limits(router: RouterConfig) -> Limits:
-    """How long requests may wait where."""
-    return Limits(queue_s=router.queue_s, hold_s=router.hold_s)
+    """How many requests there may be, and how long they may wait where.
+
+    Routers that share a port divide D's KV: none can know what another has just promised, since heartbeats tell what is
+    in use, and later.
+    """
+    return Limits(queue_s=router.queue_s, hold_s=router.hold_s, kv_share=1.0 / router.replicas)
 
 
 def _first(*seconds: float | None) -> float | None:

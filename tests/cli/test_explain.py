@@ -106,8 +106,24 @@ def test_it_says_what_is_only_a_guess() -> None:
     assert not any("Not learned yet" in line for line in drawn(record()))
 
 
-def test_a_request_that_was_turned_away_has_no_table() -> None:
-    assert drawn({"request_id": "req-1", "events": {"received": 0.0}})[-1].startswith("It was turned away")
+def unstarted(**more: Any) -> dict[str, Any]:
+    events = {"received": 0.0, "tokenised": 0.1, "finished": 0.5}
+    return {"request_id": "req-1", "path": "none", "events": events, **more}
+
+
+def test_a_request_that_was_turned_away_before_anything_was_chosen_has_no_table() -> None:
+    lines = drawn(unstarted(refusal="no worker is ready; retry"))
+    assert lines[-1] == "It was turned away: no worker is ready; retry."
+    assert "░░ admission 400.0 ms it was not let in" in lines
+
+
+def test_what_was_predicted_of_a_request_that_was_turned_away_is_shown_with_the_reason() -> None:
+    decision = record()["decision"]
+    lines = drawn(unstarted(refusal="the first token is predicted after 0.3 s", decision=decision))
+    assert "It was turned away: the first token is predicted after 0.3 s." in lines
+    assert "The best way was p1 > d1" in lines
+    assert row(lines, "time to first token") == ["300.0"] * 3, "and of the next best ways"
+    assert "Its client left before it was let in." in drawn(unstarted(decision=decision))
 
 
 def test_every_lost_decode_worker_is_a_sentence() -> None:

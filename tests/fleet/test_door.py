@@ -9,7 +9,7 @@ import pytest
 
 from kvrelay.errors import Overloaded
 from kvrelay.fleet.brain import Brain
-from kvrelay.fleet.flight import Ask, Plan, Refuse, Start, Waits
+from kvrelay.fleet.flight import Ask, Command, DispatchDecode, Plan, Refuse, Start, Waits
 from kvrelay.policy.admit import Limits, Slo
 from kvrelay.types import RequestFacts, Role
 from tests.fleet.values import store, worker
@@ -110,14 +110,22 @@ def test_tenants_that_wait_take_turns() -> None:
     assert "one" in [*end(brain, "many 0", 1.0), *end(brain, "many 1", 2.0)]
 
 
-def known(limits: Limits, *, roles: tuple[Role, ...] = (Role.PREFILL, Role.DECODE), s_per_token: float = 0.1) -> Brain:
-    """Its workers are measured, so their predictions may refuse somebody."""
+def known(
+    limits: Limits,
+    *,
+    roles: tuple[Role, ...] = (Role.PREFILL, Role.DECODE),
+    kv_tokens: int = 100_000,
+    shared_chunk_tokens: int = 0,
+) -> Brain:
+    """Its workers are measured, at a tenth of a second a token, so their predictions may refuse somebody."""
     brain = Brain(dead_after_s=1e9, transfer_wait_s=1e9, limits=limits)
     brain.members.register_store(store(), 0.0)
     for number, role in enumerate(roles):
-        brain.register_worker(worker(f"{role.value}-{number}", role, kv_tokens=100_000), 0.0)
+        made = worker(f"{role.value}-{number}", role, kv_tokens=kv_tokens)
+        engine = msgspec.structs.replace(made.engine, shared_chunk_tokens=shared_chunk_tokens)
+        brain.register_worker(msgspec.structs.replace(made, engine=engine), 0.0)
         for tokens in (50, 100, 200) * 10:
-            learn(brain, f"{role.value}-{number}", tokens, s_per_token * tokens)
+            learn(brain, made.name, tokens, 0.1 * tokens)
     return brain
 
 
@@ -167,6 +175,88 @@ def test_a_tenant_leaves_places_for_others() -> None:
     brain.check_invariants()
 
 
+def refusals(commands: list[Command]) -> list[Refuse]:
+    return [command for command in commands if isinstance(command, Refuse)]
+
+
+def promised(limits: Limits) -> Brain:
+    """Two prompts of ten seconds each are before one that was promised its first token within 45."""
+    brain = known(limits)
+    for name, ttft_s in (("r0", None), ("r1", None), ("promised", 45.0)):
+        brain.begin(ask(name, ttft_s=ttft_s), 0.0)
+    assert brain.door.waiting.find("promised") is not None
+    return brain
+
+
+def slow_down(brain: Brain, s_per_token: float) -> None:
+    for tokens in (50, 100, 200) * 30:
+        learn(brain, "prefill-0", tokens, s_per_token * tokens)
+
+
+def test_who_waits_is_refused_as_soon_as_its_prefill_alone_would_break_its_promise() -> None:
+    brain = promised(Limits(queue_s=0.0, hold_s=600.0))
+    assert refusals(brain.tick(34.0)) == []
+    (refusal,) = refusals(brain.tick(36.0))
+    assert "did not come in time" in refusal.reason
+    assert brain.prefill_finished("r0", 0, 0, 36.1) == [DispatchDecode(request_id="r0")]
+
+
+def test_a_promise_is_judged_again_at_the_turn_by_what_is_known_by_then() -> None:
+    brain = promised(Limits(queue_s=0.0, hold_s=600.0))
+    slow_down(brain, 0.4)
+    (refusal,) = refusals(brain.prefill_finished("r0", 0, 0, 20.0))
+    assert "first token is predicted" in refusal.reason
+    assert (brain.loads.prefill_legs["prefill-0"], brain.door.refused) == (1, {"ttft": 1})
+    timeline = brain.finish("promised", status=503, output_tokens=0, now=20.1)
+    assert timeline.predicted is not None
+    assert timeline.predicted.ttft_s > 25.0
+    brain.check_invariants()
+
+
+def test_one_refusal_at_a_turn_leaves_the_next_one_to_its_end() -> None:
+    brain = promised(Limits(queue_s=0.0, hold_s=600.0))
+    for name, ttft_s in (("late", 60.0), ("patient", None)):
+        brain.begin(ask(name, ttft_s=ttft_s), 0.0)
+    slow_down(brain, 2.0)
+    told = refusals(brain.prefill_finished("r0", 0, 0, 20.0))
+    for name in ("promised", "late"):
+        assert [refusal.request_id for refusal in told] == [name]
+        brain.finish(name, status=503, output_tokens=0, now=20.0)
+        commands = brain.admit_waiting(20.0)
+        told = refusals(commands)
+    assert [type(command) for command in commands] == [Start]
+    brain.check_invariants()
+
+
+def test_routers_that_ask_the_same_workers_divide_their_kv() -> None:
+    kinds = {}
+    for share in (1.0, 0.5):
+        brain = fleet(Limits(queue_s=1e9, hold_s=10.0, kv_share=share), kv_tokens=480)
+        kinds[share] = [type(brain.begin(ask(f"r{number}"), 0.0)) for number in range(5)]
+    assert kinds == {1.0: [Plan] * 4 + [Waits], 0.5: [Plan] * 2 + [Waits] * 3}
+
+
+def test_crumbs_do_not_take_all_the_kv_that_one_waits_for() -> None:
+    brain = known(Limits(queue_s=1e9, hold_s=1e9), kv_tokens=10_000, shared_chunk_tokens=16)
+    brain.begin(ask("runs", 6000), 0.0)
+    assert isinstance(brain.begin(ask("large", 6000), 0.0), Waits)
+    kinds = [type(brain.begin(ask(f"crumb {number}", 50), 0.0)) for number in range(40)]
+    tokens = brain.loads.kv_tokens["decode-1"]
+    passed = kinds.index(Waits)
+    assert 0.05 * 10_000 < tokens - 6020 <= 0.1 * 10_000
+    assert kinds == [Plan] * passed + [Waits] * (40 - passed)
+    assert end(brain, "runs", 1.0)[0] == "large"
+
+
+def test_crumbs_pass_one_that_waits_for_p_alone_as_long_as_there_is_kv() -> None:
+    brain = known(Limits(queue_s=200.0, hold_s=1e9), kv_tokens=10_000, shared_chunk_tokens=16)
+    for number in range(3):
+        brain.begin(ask(f"long {number}", 3000), 0.0)
+    assert brain.door.waiting.find("long 2") is not None
+    kinds = [type(brain.begin(ask(f"crumb {number}", 5), 0.0)) for number in range(60)]
+    assert kinds == [Plan] * 60
+
+
 def test_who_waited_too_long_is_refused_once_and_leaves_nothing() -> None:
     brain = fleet(HOLDS)
     for name in ("a", "b", "c"):
@@ -207,4 +297,20 @@ def test_a_promise_that_would_be_broken_is_refused_only_by_measured_workers() ->
         brain.begin(ask("late", now=now, ttft_s=0.5), now)
     assert refused.value.after_s >= 1.0
     assert brain.door.refused == {"ttft": 1}
+    timeline = brain.ledger.get("late")
+    assert timeline is not None
+    assert timeline.predicted is not None
+    assert timeline.predicted.ttft_s > 0.5
+    assert (timeline.status, timeline.path, timeline.refusal) == (503, "none", str(refused.value))
     assert isinstance(brain.begin(ask("patient", now=now, ttft_s=60.0), now), Plan)
+
+
+def test_who_is_refused_before_anything_is_chosen_is_in_the_ledger_all_the_same() -> None:
+    brain = Brain(dead_after_s=1e9, transfer_wait_s=1e9)
+    brain.register_worker(worker("p0", Role.PREFILL), 0.0)
+    with pytest.raises(Overloaded, match="no worker that can write"):
+        brain.begin(ask("early"), 0.0)
+    timeline = brain.ledger.get("early")
+    assert timeline is not None
+    assert (timeline.status, timeline.predicted, timeline.report()["refusal"]) == (503, None, timeline.refusal)
+    assert (brain.in_flight, brain.door.refused) == (0, {"no_worker": 1})

@@ -95,7 +95,7 @@ def test_the_last_requests_are_kept_and_their_transfers_with_them() -> None:
     assert [ledger.of_transfer(f"t{number}") is not None for number in range(4)] == [False, False, True, True]
     ledger.own("r0", "late", 10)
     assert ledger.of_transfer("late") is None
-    assert repr(ledger) == "<Ledger 0 running, 2/2 over, 2 transfers>"
+    assert repr(ledger) == "<Ledger 0 running, 2/2 over, 0/250 not begun, 2 transfers>"
 
 
 def test_a_request_that_runs_is_kept_however_many_came_after_it() -> None:
@@ -107,3 +107,14 @@ def test_a_request_that_runs_is_kept_however_many_came_after_it() -> None:
     for number in (4, 3, 2, 1):
         ledger.over(f"r{number}")
     assert [ledger.get(f"r{number}") is not None for number in range(5)] == [True, True, True, False, False]
+
+
+def test_those_that_were_not_begun_are_kept_apart_from_the_others() -> None:
+    ledger = Ledger(kept=2, kept_unstarted=3)
+    ledger.open(timeline("served"))
+    ledger.over("served")
+    for number in range(5):
+        ledger.keep_unstarted(timeline(f"refused {number}"))
+    assert [ledger.get(f"refused {number}") is not None for number in range(5)] == [False, False, True, True, True]
+    assert ledger.get("served") is not None
+    assert repr(ledger) == "<Ledger 0 running, 1/2 over, 3/3 not begun, 0 transfers>"

@@ -102,7 +102,19 @@ def test_who_finds_no_room_waits_in_the_router_if_that_is_allowed(
     assert isinstance(judge(Slo(), outlook(**more), limits), verdict)
 
 
-@pytest.mark.parametrize(("ttft_s", "until_s"), [(None, 10.5), (4.0, 4.0), (60.0, 10.5)])
-def test_nobody_waits_longer_than_his_promise(ttft_s: float | None, until_s: float) -> None:
-    verdict = judge(Slo(ttft_s=ttft_s), outlook(room=False, waited_s=0.5), HOLDS)
+@pytest.mark.parametrize(
+    ("ttft_s", "more", "until_s"),
+    [
+        (None, {}, 10.5),
+        (60.0, {}, 10.5),
+        (4.0, {}, 3.5),
+        # The wait at its worker passes while it waits here.
+        (4.0, {"ttft_s": 2.5, "queued_s": 2.0}, 3.5),
+        (4.0, {"sure": False}, 4.0),
+    ],
+)
+def test_nobody_waits_until_its_workers_would_compute_in_vain(
+    ttft_s: float | None, more: dict[str, float | bool], until_s: float
+) -> None:
+    verdict = judge(Slo(ttft_s=ttft_s), outlook(room=False, waited_s=0.5, **more), HOLDS)
     assert verdict == Held(until_s=until_s)

@@ -10,7 +10,8 @@ from kvrelay.config import Config, RouterConfig, TenantConfig
 from kvrelay.config_text import parse, render
 from kvrelay.errors import BadRequest, Misconfigured
 from kvrelay.policy.admit import Slo
-from kvrelay.router.promises import Promises
+from kvrelay.router.promises import Promises, limits
+from tests.patience import until
 from tests.router.cluster import Cluster
 
 CONFIG = Config(
@@ -59,6 +60,29 @@ async def test_a_bad_header_is_a_400(cluster: Cluster) -> None:
     async with cluster.http.post("/v1/completions", json={"model": "tiny", "prompt": "x"}, headers=headers) as response:
         assert response.status == 400
         assert (await response.json())["error"]["param"] == "x-kvrelay-tpot-s"
+
+
+def test_routers_that_share_a_port_promise_their_part_of_the_kv() -> None:
+    assert [limits(RouterConfig(replicas=count)).kv_share for count in (1, 4)] == [1.0, 0.25]
+
+
+async def test_who_is_refused_at_once_can_look_up_what_was_predicted(cluster: Cluster) -> None:
+    _, decode = await cluster.split()
+    for _ in range(8):
+        cluster.router.brain.experience.saw("p1", lambda perf: perf.saw_prefill(100, 0, 0.1))
+    decode.hold.clear()
+    busy = asyncio.create_task(cluster.complete())
+    await until(lambda: decode.in_flight == 1)
+    body, promise = {"model": "tiny", "prompt": "Hello, you"}, {"x-kvrelay-ttft-s": "1e-9"}
+    status, answer, headers = await cluster.post("/v1/completions", body, headers=promise)
+    assert status == 503
+    async with cluster.http.get(f"/kvrelay/requests/{headers['x-request-id']}") as response:
+        told = await response.json()
+    assert (told["path"], told["status"], told["refusal"]) == ("none", 503, answer["error"]["message"])
+    assert told["decision"][0]["ttft_s"] > 1e-9
+    decode.hold.set()
+    await busy
+    assert await cluster.metric('kvrelay_requests_total{path="none",status="503"}') == 1
 
 
 async def test_a_request_waits_for_its_turn_and_is_answered(cluster: Cluster) -> None:
