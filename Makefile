@@ -37,7 +37,7 @@ lint: install $(VENV)/.dev
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-bench: install bench-handoff ## run every benchmark: half an hour, on a machine that does nothing else
+bench: install bench-handoff ## measure the hand-off, names, codecs and chunk sizes: half an hour, on a machine that does nothing else
 	@for name in naming codec chunks; do echo "== $$name"; $(BIN)/python -m benchmarks.$$name || exit 1; done
 
 bench-index: install ## measure the router's index beside Dynamo's

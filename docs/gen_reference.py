@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs" / "reference"
 PACKAGE = ROOT / "kvrelay"
 
-UNITS = {"_s": "seconds", "_bytes": "bytes", "_tokens": "tokens", "port": "TCP port"}
+UNITS = {"_bytes_per_s": "bytes a second", "_s": "seconds", "_bytes": "bytes", "_tokens": "tokens", "port": "TCP port"}
 """What the end of a key says about its unit."""
 NOTICE = "<!-- Written by `make reference` from the code; edit the code instead. -->\n\n"
 
