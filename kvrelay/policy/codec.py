@@ -62,3 +62,8 @@ def choose_codec(
     best = min(seconds, key=seconds.__getitem__)
     stays = present in seconds and seconds[present] <= seconds[best] * (1 + MARGIN)
     return CodecChoice(codec=present if stays else best, seconds=tuple(seconds.items()))
+
+
+def break_even_bytes_s(speed: CodecSpeed) -> float:
+    """Link speed below which a long transfer is faster with ``speed`` than raw."""
+    return min(speed.encode_bytes_s, speed.decode_bytes_s) if speed.ratio > 1 else 0.0

@@ -9,6 +9,7 @@ from kvrelay.policy.codec import (
     MARGIN,
     RAW,
     CodecSpeed,
+    break_even_bytes_s,
     choose_codec,
     transfer_s,
 )
@@ -90,3 +91,9 @@ def test_a_choice_says_what_each_candidate_would_have_taken() -> None:
 def test_a_short_transfer_needs_a_slower_link_for_a_codec_to_pay() -> None:
     assert choose_codec(GBIT, BATCH_BYTES, [LOSSLESS], None, Codec.RAW).codec is Codec.RAW
     assert choose_codec(GBIT, LONG, [LOSSLESS], None, Codec.RAW).codec is Codec.LOSSLESS
+
+
+def test_break_even_is_where_the_slower_end_keeps_up_with_the_link() -> None:
+    assert break_even_bytes_s(LOSSLESS) == LOSSLESS.encode_bytes_s
+    assert break_even_bytes_s(CodecSpeed(codec=Codec.FP8, encode_bytes_s=9e9, decode_bytes_s=2e9, ratio=2)) == 2e9
+    assert break_even_bytes_s(RAW) == 0.0
