@@ -75,15 +75,8 @@ class Brain:
         self.prefixes = Prefixes(self.fleet, self.loads.links, self._holdings, longest_hold_s(transfer_wait_s))
         self.outcomes = Outcomes(self.fleet, self._holdings, Lessons(self.experience, self.loads))
         breakers = self.outcomes.breakers
-        self._chooser = Chooser(
-            self.fleet,
-            self.loads,
-            self._holdings,
-            self.experience,
-            breakers,
-            self.prefixes.reach,
-            local_prefill=local_prefill,
-        )
+        sight = self.fleet, self.loads, self._holdings, self.experience, breakers, self.prefixes.reach
+        self._chooser = Chooser(*sight, local_prefill=local_prefill)
         self._launcher = Launcher(self._chooser, self.loads, self.ledger, self.outcomes, self.prefixes, self.fleet.ways)
         self.members = Membership(self.fleet, self.index, self._holdings, self.loads, self.experience, breakers)
         self.door = Door(self.fleet, self.loads, self.experience, breakers, limits or Limits())
