@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from benchmarks import exposed, interference, load, overhead, shaped, store, wire
 from benchmarks.handoff_table import render, rows
+from benchmarks.peers import mooncake
 from benchmarks.peers.environment import NIXL, peer_python
 from benchmarks.peers.nixl import Direction, nixl
 from benchmarks.progress import Say, say_with_clock
@@ -98,12 +99,13 @@ async def _link(_size: Size, say: Say) -> dict[str, Any]:
 async def _arena(_size: Size, say: Say) -> dict[str, Any]:
     taken_s = await asyncio.to_thread(store.measure)
     figures = {f"{name}_ms": round(1e3 * seconds, 3) for name, seconds in taken_s.items()}
-    say(f"one store: {figures}")
-    return figures
+    peer = await asyncio.to_thread(mooncake.store, say)
+    say(f"one store: {figures}, Mooncake's: {peer}")
+    return {**figures, "mooncake": peer}
 
 
 async def _transports(_size: Size, say: Say) -> dict[str, Any]:
-    """In the peer's environment, which has NIXL beside the product's packages."""
+    """In the environments of the peers, which have NIXL or Mooncake beside the product's packages."""
     python = peer_python("nixl", NIXL, say)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
     child = await asyncio.create_subprocess_exec(
@@ -117,6 +119,7 @@ async def _transports(_size: Size, say: Say) -> dict[str, Any]:
     if child.returncode:
         raise RuntimeError(f"benchmarks.transports ended with {child.returncode}")
     figures: dict[str, Any] = json.loads(output.splitlines()[-1])
+    figures["mooncake"] = await asyncio.to_thread(mooncake.engine, say)
     say(f"store to store, GB/s: {figures}")
     return figures
 
@@ -137,8 +140,8 @@ STAGES: dict[str, Stage] = {
     "overhead": Stage(_overhead, 4, "what the connector adds to a prefill and to an idle engine"),
     "stores": Stage(_stores, 4, "what crosses between two stores, when, and what a running answer notices of it"),
     "link": Stage(_link, 1, "a prefill's KV over a link of 1 Gbit/s (as root, with iproute2)"),
-    "arena": Stage(_arena, 1, "put, get and push of a store, beside a plain copy"),
-    "transports": Stage(_transports, 1, "store to store by each transport, beside NIXL alone"),
+    "arena": Stage(_arena, 1, "put, get, push and questions of a store, beside a plain copy and Mooncake Store"),
+    "transports": Stage(_transports, 1, "store to store by each transport, beside NIXL and Mooncake alone"),
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from benchmarks.peers.mooncake import LEFT_OUT
 from benchmarks.transports import SOCKETS
 from kvrelay.types import Value
 
@@ -34,6 +35,14 @@ def _beside(found: Figures, read: Callable[[Figures], float], unit: str = "ms") 
     """The peers' figures, e.g. ``pull 12 / push 14 ms``."""
     known = [f"{name} {read(found[name]):g}" for name in _PEERS if name in found]
     return f"{' / '.join(known)} {unit}" if known else "-"
+
+
+def _mooncake(stage: Figures, read: Callable[[Figures], float], form: str) -> str:
+    """Its figure in ``stage``, written as ``form``, or why there is none."""
+    peer = stage.get("mooncake")
+    if peer is None:
+        return "-"
+    return f"no Mooncake: {peer[LEFT_OUT]}" if LEFT_OUT in peer else f"Mooncake {form.format(read(peer))}"
 
 
 def _exposed(found: Figures) -> Iterator[Row]:
@@ -157,20 +166,23 @@ def _arena(found: Figures) -> Iterator[Row]:
     if figures is None:
         return
     for act in ("put", "get"):
-        share = figures["copy_ms"] / figures[f"{act}_ms"]
+
+        def share(stage: Figures, act: str = act) -> float:
+            return float(figures["copy_ms"] / stage[f"{act}_ms"])
+
         yield Row(
             what=f"arena, {act} against memcpy",
-            peer="-",
-            ours=f"{share:.2f}",
+            peer=_mooncake(figures, share, "{:.2f}"),
+            ours=f"{share(figures):.2f}",
             target=">= 0.6",
-            met=share >= 0.6,
+            met=share(figures) >= 0.6,
         )
     for where, most_ms in (("exists", 0.3), ("exists_remote", 0.5)):
         taken_ms = figures.get(f"{where}_ms")
         if taken_ms is not None:
             yield Row(
                 what=f"exists, 200 names, {'local' if where == 'exists' else 'another store over TCP, loopback'}",
-                peer="-",
+                peer=_mooncake(figures, lambda peer: float(peer["exists_ms"]), "{:.3f} ms"),
                 ours=f"{taken_ms:.3f} ms",
                 target=f"<= {most_ms:g} ms",
                 met=taken_ms <= most_ms,
@@ -188,7 +200,7 @@ def _transports(found: Figures) -> Iterator[Row]:
         raw = speeds.get("NIXL alone")
         yield Row(
             what=f"{load}, store to store, {transport}, loopback",
-            peer=f"{SOCKETS} {speeds[SOCKETS]:g} GB/s" if SOCKETS in speeds else "-",
+            peer=_beside_sockets(found["transports"], load),
             ours=f"{speeds[transport]:g} GB/s",
             target=f">= {least:g} GB/s",
             met=speeds[transport] >= least,
@@ -201,6 +213,15 @@ def _transports(found: Figures) -> Iterator[Row]:
                 target=">= 0.8",
                 met=speeds["nixl"] / raw >= 0.8,
             )
+
+
+def _beside_sockets(figures: Figures, load: str) -> str:
+    known = []
+    if SOCKETS in figures[load]:
+        known.append(f"{SOCKETS} {figures[load][SOCKETS]:g} GB/s")
+    if "mooncake" in figures:
+        known.append(_mooncake(figures, lambda peer: float(peer[load]), "{:g} GB/s"))
+    return ", ".join(known) or "-"
 
 
 def render(table: Sequence[Row]) -> str:

@@ -1,10 +1,13 @@
 """How fast pages go through a store: put, get, and push to another store over TCP, beside a plain copy.
 
-Run:  python -m benchmarks.store            (an idle machine with two cores or more, or the figures mean little)
+Run:  python -m benchmarks.store [--no-peer]   (an idle machine with two cores or more, or the figures mean little)
+
+Mooncake's Store puts, gets and is asked beside it, with as many pages of the same size and as many names.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import functools
 import mmap
@@ -19,6 +22,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.peers import mooncake
 from kvrelay.config_text import parse
 from kvrelay.store.bulk import NamedPayload
 from kvrelay.store.client import StoreClient
@@ -152,13 +156,27 @@ def measure() -> dict[str, float]:
     return {name: each / QUESTIONS if name in EXISTS else each for name, each in medians.items()}
 
 
-def main() -> None:
+def show_mooncake() -> None:
+    found = mooncake.store(print)
+    if mooncake.LEFT_OUT in found:
+        return
+    for name in ("put", "get"):
+        print(f"Mooncake {name}  {PAGES * FORMAT.page_bytes / found[f'{name}_ms'] / 1e6:6.2f} GB/s")
+    print(f"Mooncake exists of {ASKED_NAMES} names  {found['exists_ms']:.3f} ms")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Measure a store beside a plain copy and Mooncake's.")
+    parser.add_argument("--no-peer", action="store_true", help="leave Mooncake out, which would be installed first")
+    options = parser.parse_args(arguments)
     taken_s = measure()
     size = PAGES * FORMAT.page_bytes
     for name in ("copy", "put", "get", "push"):
         print(f"{name:6} {size / taken_s[name] / 1e9:6.2f} GB/s   {taken_s['copy'] / taken_s[name]:5.2f} of a copy")
     for name in (*EXISTS, AFTER_PUT):
         print(f"{name} of {ASKED_NAMES} names  {taken_s[name] * 1e3:.3f} ms")
+    if not options.no_peer:
+        show_mooncake()
 
 
 if __name__ == "__main__":

@@ -20,10 +20,11 @@ def speeds(load: Load) -> dict[str, float]:
     seconds |= {str(transport): measured_s(transport, load) for transport in links.TRANSPORTS}
     if Transport.NIXL in links.TRANSPORTS:
         seconds["NIXL alone"] = links.raw_nixl(load)
-    return {name: _gb_per_s(load, each) for name, each in seconds.items()}
+    return {name: gb_per_s(load, each) for name, each in seconds.items()}
 
 
-def _gb_per_s(load: Load, seconds: Sequence[float]) -> float:
+def gb_per_s(load: Load, seconds: Sequence[float]) -> float:
+    """At the median of ``seconds``."""
     return round(load.size_bytes / statistics.median(seconds) / 1e9, 2)
 
 

@@ -1,4 +1,4 @@
-"""A network namespace around the whole benchmark: nothing in it can be reached from outside, nor reaches out."""
+"""A network namespace around a benchmark: nothing in it can be reached from outside, nor reaches out."""
 
 from __future__ import annotations
 
@@ -25,8 +25,12 @@ def why_not() -> str:
     return f"network namespaces cannot be made here: {tried.stderr.strip()}" if tried.returncode else ""
 
 
+def command(words: Sequence[str]) -> list[str]:
+    """What runs ``words`` inside."""
+    return [*_UNSHARE, "sh", "-c", 'ip link set lo up && exec "$@"', "sh", *words]
+
+
 def enter(module: str, arguments: Sequence[str]) -> None:
     """Become ``python -m module arguments`` inside; does not return."""
-    command = [sys.executable, "-m", module, *arguments]
-    script = 'ip link set lo up && exec "$@"'
-    os.execvpe(_UNSHARE[0], [*_UNSHARE, "sh", "-c", script, "sh", *command], {**os.environ, _INSIDE: "1"})
+    words = command([sys.executable, "-m", module, *arguments])
+    os.execvpe(words[0], words, {**os.environ, _INSIDE: "1"})
