@@ -26,6 +26,7 @@ from kvrelay.protocol.peer import (
 )
 from kvrelay.race import until_one_ends
 from kvrelay.store.batch import Batch
+from kvrelay.store.batch_size import BatchSize
 from kvrelay.store.codecs import Codecs
 from kvrelay.store.keeper import Keeper
 from kvrelay.store.paths.choice import Openers, Paths
@@ -33,6 +34,7 @@ from kvrelay.store.paths.line import Line
 from kvrelay.store.paths.streams import ControlLink
 from kvrelay.store.push import Push
 from kvrelay.store.transfers import MAX_REASON_LENGTH
+from kvrelay.store.turns import Turns
 from kvrelay.types import Codec, PageName
 
 MAX_PUSHES = 1024
@@ -67,12 +69,13 @@ class Outbound:
         """Of the push that was opened last."""
         self._clock = clock
         self._spawn = spawn
-        self._pushes: dict[str, Push] = {}
+        self._pushes = Turns()
         self._opened: set[str] = set()
         self._awake = asyncio.Event()
         self._paths: Paths | None = None
         self._jobs: asyncio.Queue[tuple[Push, Batch]] = asyncio.Queue()
         self._in_flight = 0
+        self._batch_size = BatchSize(WINDOW)
 
     def __repr__(self) -> str:
         state = "over" if self.is_over else "running"
@@ -82,7 +85,7 @@ class Outbound:
         """Take a push over. Raises ``Overloaded``."""
         if len(self._pushes) >= MAX_PUSHES:
             raise Overloaded(f"{MAX_PUSHES} pushes to {self.address} are open already; wait for some to end")
-        self._pushes[push.transfer.id] = push
+        self._pushes.add(push)
         self.wake()
 
     def wake(self) -> None:
@@ -106,7 +109,7 @@ class Outbound:
             problem, unreachable = str(error), True
         finally:
             self.is_over, self._problem = True, problem
-            for push in list(self._pushes.values()):
+            for push in self._pushes:
                 self._end(push, problem, unreachable=unreachable)
 
     async def _serve(self, line: Line) -> None:
@@ -127,9 +130,9 @@ class Outbound:
             await self._wait(line)
 
     async def _turn(self, line: Line) -> bool:
-        """One batch of each push; whether there may be more."""
+        """One batch of each push while places are free; whether there may be more."""
         more = False
-        for push in list(self._pushes.values()):
+        for push in self._pushes:
             more |= await self._advance(line, push)
         return more
 
@@ -144,14 +147,20 @@ class Outbound:
         if not push.problem:
             while (offer := push.next_offer(self._clock())) is not None:
                 await line.link.send(offer, stall_s=self._stall_s)
-            batch = push.next_batch(line.serial()) if self._in_flight < WINDOW else None
+            batch = self._next_batch(push, line.serial()) if self._in_flight < WINDOW else None
         if batch is not None:
             self._in_flight += 1
+            self._pushes.served(push)
             push.passage.leave(self._clock())
             self._jobs.put_nowait((push, batch))
         elif not push.passage.in_flight and (push.problem or push.is_done):
             await self._close(line.link, push)
         return batch is not None
+
+    def _next_batch(self, push: Push, serial: int) -> Batch | None:
+        best = None if self._paths is None else self._paths.best
+        speed = None if best is None else best.score.bytes_per_s
+        return push.next_batch(serial, self._batch_size.bytes(push.most_batch_bytes, speed))
 
     def _opening(self, push: Push) -> PushOpen:
         paths = self._paths
@@ -164,12 +173,13 @@ class Outbound:
         """One batch at a time, of whatever push it is."""
         while True:
             push, batch = await self._jobs.get()
-            retries = 0
+            retries, began = 0, self._clock()
             try:
                 retries = await paths.carry(batch)
             finally:
                 self._in_flight -= 1
                 push.passage.land(retries, self._clock())
+            self._batch_size.took(self._clock() - began, sum(each.is_sending for each in self._pushes))
             push.settle(batch)
             self._keeper.transfers.touch(push.transfer.id, self._clock())
             self._keeper.counts.add("bytes_pushed", batch.message.payload_bytes)
@@ -192,7 +202,7 @@ class Outbound:
                 raise Lost(f"{self.address} did not answer an offer within {self._stall_s:g} s") from error
 
     def _patience_s(self, line: Line) -> float | None:
-        owed = [push.waits_since for push in self._pushes.values() if push.waits_since is not None]
+        owed = [push.waits_since for push in self._pushes if push.waits_since is not None]
         return max(min(owed), line.moved_at) + self._stall_s - self._clock() if owed else None
 
     async def _listen(self, line: Line) -> None:
@@ -232,7 +242,7 @@ class Outbound:
                 await asyncio.sleep(0)  # it reads the whole page, and a peer may name many
 
     def _end(self, push: Push, problem: str, *, unreachable: bool = False) -> None:
-        del self._pushes[push.transfer.id]
+        self._pushes.remove(push)
         self._opened.discard(push.transfer.id)
         self._keeper.pushes.remove(push)
         now = self._clock()

@@ -25,7 +25,7 @@ from kvrelay.store.paths.streams import Streams
 from kvrelay.store.push import Push
 from kvrelay.store.shelf import Shelf
 from kvrelay.store.transfers import Transfer, Way
-from kvrelay.types import NIXL_MISSING, Transport
+from kvrelay.types import NIXL_MISSING, PageFormat, Transport
 
 MAX_PEERS = 256
 MAX_PUSHED_PAGES = 200_000
@@ -102,7 +102,7 @@ class Peers:
 
     def _push(self, transfer: Transfer, address: str, shelf: Shelf, now: float, *, final: bool) -> None:
         link = self.link(address)
-        push = Push(transfer, shelf, self._keeper.catalog)
+        push = Push(transfer, shelf, self._keeper.catalog, is_bulk=final)
         link.add(push)
         self._keeper.pushes.add(push, shelf, link.wake, now)
         if final:
@@ -146,7 +146,8 @@ class Peers:
     def _one_sided(self) -> Opener | str:
         agent = self._agent
         if agent is not None:
-            return lambda line, met: OneSided.open(line, agent, self._probes)
+            refused: set[PageFormat] = set()  # as long as the link lasts, however often the path is opened
+            return lambda line, met: OneSided.open(line, agent, self._probes, refused)
         if find_spec("nixl") is None:
             return f"{NIXL_MISSING}; pip install 'kvrelay[nixl]'"
         return "NIXL does not start here; see the store's log"

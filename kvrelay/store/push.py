@@ -36,8 +36,10 @@ RAW_BATCH_BYTES = 2 * BATCH_BYTES
 class Push:
     """Pages of one transfer on their way to a peer."""
 
-    def __init__(self, transfer: Transfer, shelf: Shelf, catalog: Catalog) -> None:
+    def __init__(self, transfer: Transfer, shelf: Shelf, catalog: Catalog, *, is_bulk: bool = False) -> None:
         self.transfer = transfer
+        self.is_bulk = is_bulk
+        """Nobody computes what it brings right now: hand-offs go before."""
         self.waits_since: float | None = None
         """Since when the peer owes an answer."""
         self.problem = ""
@@ -194,9 +196,16 @@ class Push:
     def _release(self, indices: Sequence[int]) -> None:
         self._catalog.pins.release([self._pages.pop(index) for index in indices])
 
-    def next_batch(self, serial: int) -> Batch | None:
-        """Layers that came in since the last batch, of pages of equally many shards. They count as sent from now on."""
-        size = RAW_BATCH_BYTES if self.codec is Codec.RAW else BATCH_BYTES
+    @property
+    def most_batch_bytes(self) -> int:
+        return RAW_BATCH_BYTES if self.codec is Codec.RAW else BATCH_BYTES
+
+    def next_batch(self, serial: int, most_bytes: int | None = None) -> Batch | None:
+        """Layers that came in since the last batch, of pages of equally many shards. They count as sent from now on.
+
+        ``most_bytes``: not much more of them (None: ``most_batch_bytes``).
+        """
+        size = self.most_batch_bytes if most_bytes is None else most_bytes
         shards, portions = self._take(max(1, size // self._arena.format.segment_bytes))
         # After the look, so that no layer is sent that the note does not know: its bell may not have been heard yet.
         self.note_progress()

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 import pytest
 
-from kvrelay.errors import Lost, Malformed
-from kvrelay.protocol.peer import ArenaFound
+from kvrelay.errors import Lost, Malformed, Refused
+from kvrelay.protocol.message import Message
+from kvrelay.protocol.peer import ArenaFound, FindArena
 from kvrelay.store.arena import Arena
+from kvrelay.store.batch import Batch
 from kvrelay.store.paths.agent import Agent
+from kvrelay.store.paths.choice import Paths, Proven
 from kvrelay.store.paths.line import Line
 from kvrelay.store.paths.onesided import OneSided
+from kvrelay.store.paths.path import Path
+from kvrelay.store.paths.trial import Score
 from kvrelay.store.shelf import Shelf
+from kvrelay.types import PageFormat, Transport
 from tests.store.conftest import FORMAT
 
 
@@ -129,14 +138,95 @@ def test_a_peer_that_nixl_has_lost_already_is_forgotten_without_a_word() -> None
 
 @pytest.mark.parametrize(("address", "slot"), [((1 << 64) - 1, 1), (0, (1 << 64) - 1), (1 << 200, 0)])
 async def test_a_peer_whose_arena_is_beyond_any_memory_is_not_written_to(arena: Arena, address: int, slot: int) -> None:
-    class Acquainted(Books):
-        def add_remote_agent(self, metadata: bytes) -> str:
-            return "peer"
-
     found = ArenaFound(serial=1, format=FORMAT, slot=slot, address=address, agent=b"agent")
     path = OneSided(cast(Line, None), Agent(Acquainted()), arena, found)
     with pytest.raises(Malformed, match="no machine"):
         await path.probe(memoryview(b"pattern"))
+
+
+class Acquainted(Books):
+    """It knows every peer."""
+
+    def add_remote_agent(self, metadata: bytes) -> str:
+        return "peer"
+
+    def remove_remote_agent(self, peer: str) -> None: ...
+
+
+class Peer:
+    """The far end of a line; ``agent``: what it lets others write with."""
+
+    def __init__(self, agent: bytes = b"agent") -> None:
+        self.link = SimpleNamespace(peer="peer")
+        self.stall_s = 1.0
+        self.agent = agent
+        self.asked = 0
+
+    async def ask(self, build: Callable[[int], Message], kind: type[Message]) -> ArenaFound:
+        self.asked += 1
+        message = build(1)
+        assert isinstance(message, FindArena)
+        agent = self.agent if message.format is not None else b"agent"
+        return ArenaFound(serial=1, format=message.format or FORMAT, address=4096, agent=agent)
+
+
+def batch_of(arena: Arena) -> Batch:
+    return cast(Batch, SimpleNamespace(arena=arena, has_lent_slots=True))
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+async def test_an_arena_that_cannot_be_written_is_found_out_once_however_often_the_path_is_opened(
+    arena: Arena, is_ours: bool
+) -> None:
+    peer, agent, refused = Peer(b"agent" if is_ours else b""), Agent(Acquainted()), set[PageFormat]()
+    healthy = Arena.create(msgspec.structs.replace(FORMAT, layers=1), 4, epoch=7)
+    probes = Arena.create(FORMAT, 1, epoch=7)
+    if is_ours:
+        agent.register(arena)
+        agent.withdraw(arena)
+    path = await OneSided.open(cast(Line, peer), agent, probes, refused)
+    assert path.takes(batch_of(arena))
+    with pytest.raises(Refused):
+        await path.carry(batch_of(arena))
+    asked = peer.asked
+    for each in (path, await OneSided.open(cast(Line, peer), agent, probes, refused)):
+        assert not each.takes(batch_of(arena))
+        assert each.takes(batch_of(healthy))
+    assert peer.asked == asked + 1, "only the arena for probes was asked for"
+
+
+class Picky:
+    """A path that refuses one batch and carries the others."""
+
+    transport = Transport.NIXL
+
+    def __init__(self) -> None:
+        self.carried: list[str] = []
+        self.closed = False
+
+    def takes(self, batch: Batch) -> bool:
+        return True
+
+    async def carry(self, batch: Batch) -> int:
+        if batch.message.transfer == "refused":
+            raise Refused("planted")
+        self.carried.append(batch.message.transfer)
+        return 0
+
+    def close(self) -> None:
+        self.closed = True
+
+
+async def test_a_batch_that_a_path_refuses_goes_the_next_way_and_others_keep_theirs() -> None:
+    picky, last = Picky(), Picky()
+    paths = Paths(cast(Line, Peer()), cast(Path, last), {}, lambda: 0.0)
+    paths._proven = [Proven(cast(Path, picky), Score(latency_s=0.001, bytes_per_s=1e9))]
+    refused, other = (cast(Batch, SimpleNamespace(message=SimpleNamespace(transfer=id))) for id in ("refused", "other"))
+    with pytest.raises(Lost):  # the last way refuses it too
+        await paths.carry(refused)
+    assert not picky.closed
+    assert await paths.carry(other) == 0
+    assert (picky.carried, last.carried) == (["other"], [])
 
 
 def test_a_write_that_cannot_be_stopped_says_so() -> None:

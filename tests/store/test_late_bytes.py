@@ -21,13 +21,13 @@ LAYERS = range(FORMAT.layers)
 class Sender:
     """A store that pushes a prompt of whole pages, told by hand what its writer does and what its link sent."""
 
-    def __init__(self, pages: int) -> None:
+    def __init__(self, pages: int, transfer_id: str = "t") -> None:
         events: list[TransferEvent] = []
         self.keeper = Keeper("p", StoreConfig(arena_bytes=64 * STRIDE), 1, events.append)
         self.shelf = self.keeper.room.shelf(FORMAT)
         self.writer = self.keeper.join("w", 0.0)
         names = [page_name(number) for number in range(pages)]
-        transfer = self.keeper.open_transfer("t", self.writer, names, pages * 8, self.shelf, Way.OUT, 0.0)
+        transfer = self.keeper.open_transfer(transfer_id, self.writer, names, pages * 8, self.shelf, Way.OUT, 0.0)
         assert transfer is not None
         self.push = Push(transfer, self.shelf, self.keeper.catalog)
         self.keeper.pushes.add(self.push, self.shelf, lambda: None, 0.0)

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
-from kvrelay.errors import KvrelayError, Lost
+from kvrelay.errors import KvrelayError, Lost, Refused
 from kvrelay.protocol.client import LinkReport
 from kvrelay.protocol.peer import Meet, Met
 from kvrelay.store.batch import Batch
@@ -148,6 +148,8 @@ class Paths:
         for path in [*[each.path for each in self._proven if each.path.takes(batch)], self._last]:
             try:
                 return lost + await path.carry(batch)
+            except Refused:
+                lost += 1  # others may go that way
             except KvrelayError as error:
                 lost += 1
                 self._give_up(path, str(error))

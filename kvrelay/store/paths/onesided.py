@@ -10,7 +10,7 @@ import contextlib
 
 import numpy as np
 
-from kvrelay.errors import Lost, Malformed
+from kvrelay.errors import Lost, Malformed, Refused
 from kvrelay.protocol.peer import ArenaFound, FindArena, Nudge, Probe, Probed
 from kvrelay.store.arena import Arena, Ints, checksums
 from kvrelay.store.batch import Batch
@@ -31,7 +31,10 @@ class OneSided:
 
     transport = Transport.NIXL
 
-    def __init__(self, line: Line, agent: Agent, source: Arena, found: ArenaFound) -> None:
+    def __init__(
+        self, line: Line, agent: Agent, source: Arena, found: ArenaFound, refused: set[PageFormat] | None = None
+    ) -> None:
+        """``refused``: formats whose arenas cannot be written from or to; it outlives this path, and grows."""
         self._line = line
         self._agent = agent
         self._source = source
@@ -39,20 +42,21 @@ class OneSided:
         self._probes = found
         self._peer = agent.meet(found.agent)
         self._addresses: dict[PageFormat, int] = {}
+        self._refused = set() if refused is None else refused
         self._finding = asyncio.Lock()
         self._is_closed = False
 
     @classmethod
-    async def open(cls, line: Line, agent: Agent, source: Arena) -> OneSided:
-        """Raises ``Lost``."""
+    async def open(cls, line: Line, agent: Agent, source: Arena, refused: set[PageFormat] | None = None) -> OneSided:
+        """Raises ``Lost``, ``Refused``."""
         agent.register(source)
-        return cls(line, agent, source, await _find(line, None))
+        return cls(line, agent, source, await _find(line, None), refused)
 
     def __repr__(self) -> str:
         return f"<OneSided to {self._peer}, {len(self._addresses)} arenas>"
 
     def takes(self, batch: Batch) -> bool:
-        return batch.has_lent_slots
+        return batch.has_lent_slots and batch.arena.format not in self._refused
 
     async def probe(self, pattern: memoryview) -> bool:
         self._source.span(0, 0, 1)[: len(pattern)] = pattern
@@ -74,14 +78,29 @@ class OneSided:
         return 0
 
     async def _address(self, arena: Arena) -> int:
-        """Where the peer's arena of this format begins. Raises ``Lost``."""
+        """Where the peer's arena of this format begins. Raises ``Lost``, ``Refused``."""
         async with self._finding:
             if arena.format not in self._addresses:
-                self._agent.register(arena)
-                found = await _find(self._line, arena.format)
+                found = await self._allowed(arena)
                 self._agent.meet(found.agent)
                 self._addresses[arena.format] = found.address
         return self._addresses[arena.format]
+
+    async def _allowed(self, arena: Arena) -> ArenaFound:
+        """The peer's arena of this format. One that gives memory back, here or there, is taken out for good.
+
+        It would be found out again by the first batch after each opening of the path, for ever.
+        """
+        try:
+            self._agent.register(arena)
+        except Lost as error:
+            self._refused.add(arena.format)
+            raise Refused(str(error)) from error
+        try:
+            return await _find(self._line, arena.format)
+        except Refused:
+            self._refused.add(arena.format)
+            raise
 
     async def _write(self, here: Runs, there: Runs) -> None:
         if self._is_closed:
@@ -118,9 +137,10 @@ class OneSided:
 
 
 async def _find(line: Line, format: PageFormat | None) -> ArenaFound:
+    """Raises ``Lost``, ``Refused``, ``Malformed``."""
     found = await line.ask(lambda serial: FindArena(serial=serial, format=format), ArenaFound)
     if not found.agent:
-        raise Lost(f"{line.link.peer} does not let others write into that arena")
+        raise Refused(f"{line.link.peer} does not let others write into that arena")
     if not (0 <= found.address < MAX_ADDRESS and 0 <= found.slot < MAX_SLOTS):
         raise Malformed(f"{line.link.peer} has no arena at {found.address:#x} with a slot {found.slot}")
     return found

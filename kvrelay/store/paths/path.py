@@ -27,7 +27,8 @@ class Path(Protocol):
     async def carry(self, batch: Batch) -> int:
         """Carry ``batch``; the peer has taken it on return. How often it was begun again.
 
-        Raises ``Lost``: then the path is of no use any more, and is to be closed.
+        Raises ``Refused`` when this one must go another way, and ``Lost``: then the path is of no use any more, and is
+        to be closed.
         """
         ...
 
