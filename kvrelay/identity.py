@@ -14,7 +14,7 @@ import msgspec
 
 from kvrelay.types import Fingerprint, PageFormat, PageName, Value
 
-NAMING_VERSION = 2
+NAMING_VERSION = 3
 NAME_BYTES = 16
 """128 bits: no accidental collision; a deliberate one costs 2**64 hashes and stays inside one salt."""
 
@@ -24,7 +24,7 @@ CONVERTIBLE_DTYPES = frozenset({"float32", "bfloat16"})
 _NEAR = ".near"
 """An engine takes salts of at most 128 characters, and none with a slash, backslash, ``@`` or NUL."""
 
-_ROOT = b"kvrelay/root/1"
+_ROOT = b"kvrelay/root/2"
 _PAGE_HASH = hashlib.blake2b(digest_size=NAME_BYTES, person=b"kvrelay/page/2")
 """Only ever copied. A copy costs half of what a new object with its arguments does, and names are made for every page.
 
@@ -41,18 +41,17 @@ def root_name(fingerprint: Fingerprint, *, salt: str = "", adapter: str = "") ->
     """Name that a prompt's first page is chained to.
 
     ``salt`` separates tenants; ``adapter`` is the digest of a LoRA adapter's files, empty without one.
-    Engine version, block size and layout are left out: pages are canonical, so they do not change the bytes' meaning.
+    All of the fingerprint is in it: workers find pages by name alone, whomever a router would pair, so that two whose
+    pages are not exactly each other's (two versions of an engine at one store) must not name them alike. Block size and
+    layout of the engine are no part of a fingerprint: pages are canonical.
     """
     fmt = fingerprint.format
     parts = [
-        fingerprint.weights.encode(),
-        str(fingerprint.weights_epoch).encode(),
-        repr((fmt.layers, fmt.kv_heads, fmt.head_dim, fmt.dtype, fmt.page_tokens)).encode(),
+        *(_text(getattr(fingerprint, name)) for name in _fields(fingerprint)),
+        *(_text(getattr(fmt, name)) for name in _fields(fmt)),
         adapter.encode(),
         salt.encode(),
     ]
-    if fmt.lossy is not None:
-        parts.append(b"lossy " + fmt.lossy.encode())  # only then: the names of exact pages stay what they are
     digest = hashlib.blake2b(frame(parts), digest_size=NAME_BYTES, person=_ROOT)
     return PageName(digest.digest())
 
@@ -148,9 +147,17 @@ def can_exchange(writer: Fingerprint, reader: Fingerprint) -> Exact | ByConversi
 
 
 def _differing(one: Fingerprint | PageFormat, other: Fingerprint | PageFormat) -> list[str]:
+    return [name for name in _fields(one) if getattr(one, name) != getattr(other, name)]
+
+
+def _fields(of: Fingerprint | PageFormat) -> list[str]:
     # Not ``msgspec.structs.fields``, which looks annotations up: .2 ms a pair, and a router surveys thousands of them.
-    names = [name for name in one.__struct_fields__ if name != "format"]
-    return [name for name in names if getattr(one, name) != getattr(other, name)]
+    return [name for name in of.__struct_fields__ if name != "format"]
+
+
+def _text(value: str | int | None) -> bytes:
+    """Of a field: one of a kind among the values that the field can have."""
+    return b"" if value is None else str(value).encode()
 
 
 def with_dtype(fingerprint: Fingerprint, dtype: str) -> Fingerprint:

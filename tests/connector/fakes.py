@@ -18,7 +18,7 @@ PAGE = 32
 BLOCK = 64
 FORMAT = PageFormat(layers=2, kv_heads=1, head_dim=4, dtype="float32", page_tokens=PAGE)
 ENGINE = Engine(
-    fingerprint=Fingerprint(weights="w", weights_epoch=0, format=FORMAT, naming=2, engine="vllm 0"),
+    fingerprint=Fingerprint(weights="w", weights_epoch=0, format=FORMAT, naming=3, engine="vllm 0"),
     kv_tokens=10 * BLOCK,
     block_tokens=BLOCK,
     max_model_len=512,
