@@ -99,8 +99,8 @@ def _count_names(node: ast.AST) -> Iterator[str]:
             yield _text(reason)
         case ast.Call(func=ast.Name(id="LoadResult"), args=[*_, ast.Dict() as counts]):
             yield from _keys(counts)
-        case ast.Assign(targets=[ast.Name(id="reason")], value=ast.IfExp(body=one, orelse=other)):
-            yield from (_text(one), _text(other))
+        case ast.Call(func=ast.Attribute(attr="_refuse"), args=[_, ast.Dict() as counts]):
+            yield from _keys(counts)
         case ast.FunctionDef(name="gauges" | "describe" | "_links"):
             yield from (key for each in ast.walk(node) if isinstance(each, ast.Dict) for key in _keys(each))
 

@@ -2,35 +2,56 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from enum import Enum
 
 from kvrelay.store.arena import Arena
 from kvrelay.store.client import StoreClient
 from kvrelay.types import PageFormat
 
 ATTACH_WAIT_S = 1.0
-"""The loader's thread waits so long for the first sight of another arena; attaching takes milliseconds."""
+"""A load waits so long for the first sight of another arena; attaching takes milliseconds."""
+
+
+class Absent(Enum):
+    """Why there is no arena."""
+
+    ATTACHING = "attaching"
+    """It may be there soon."""
+    AWAY = "away"
+
+
+Find = Callable[[], Arena | Absent]
+"""How the loader's thread gets the arena of a load. It never waits: the loads of other arenas go on."""
 
 
 class Arenas:
-    """Attachments of one rank. Called from the forward thread, which never waits; what it returns may wait."""
+    """Attachments of one rank. Called from the forward thread."""
 
-    def __init__(self, own: StoreClient, connect: Callable[[PageFormat], StoreClient]) -> None:
+    def __init__(
+        self,
+        own: StoreClient,
+        connect: Callable[[PageFormat], StoreClient],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """``connect`` starts a client for pages of another format."""
         self._own = own
         self._connect = connect
+        self._clock = clock
         self._others: dict[PageFormat, StoreClient] = {}
 
     def __repr__(self) -> str:
         return f"<Arenas of {self._own!r} and {len(self._others)} others>"
 
-    def of(self, format: PageFormat | None) -> Callable[[], Arena | None]:
+    def of(self, format: PageFormat | None) -> Find:
         """How the loader's thread gets the arena that holds pages of ``format`` (None: the engine's own)."""
         client = self.client(format)
         if client is self._own:
-            arena = client.arena
+            arena = client.arena or Absent.AWAY
             return lambda: arena
-        return lambda: client.arena if client.wait_attached(ATTACH_WAIT_S) else None
+        until = self._clock() + ATTACH_WAIT_S
+        return lambda: client.arena or (Absent.ATTACHING if self._clock() < until else Absent.AWAY)
 
     def client(self, format: PageFormat | None) -> StoreClient:
         """The link that slots of ``format``'s arena are spoken of on (None: the engine's own)."""

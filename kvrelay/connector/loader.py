@@ -6,164 +6,29 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
+from typing import NamedTuple
 
-import numpy as np
 import torch
 
+from kvrelay.connector.arenas import Absent, Find
 from kvrelay.connector.heads import RankHeads
-from kvrelay.connector.layout import token_slots
+from kvrelay.connector.load import Load, LoadResult
 from kvrelay.connector.mover import LoadTarget
-from kvrelay.connector.pace import Pace
 from kvrelay.connector.plan import LoadJob
-from kvrelay.connector.staging import Staging
-from kvrelay.store.arena import Arena, Bools
-from kvrelay.types import PageFormat, SlotRef
 
 logger = logging.getLogger(__name__)
 
-FULL_LOOK_S = 0.1
-"""Pause between looks at all pages of a load: meanwhile one mark of the last that was missing is looked at."""
+ATTACHING_POLL_S = 0.005
+"""Pause between looks for an arena that is being attached."""
 
 
-@dataclass(frozen=True)
-class LoadResult:
-    """A load that ended: which blocks hold garbage, and what went wrong, by counter name."""
+class Order(NamedTuple):
+    """A load that has not begun: ``find`` gives the arena of its pages, whose epoch must be ``epoch``."""
 
-    request_id: str
-    bad_blocks: frozenset[int]
-    suspects: tuple[SlotRef, ...]
-    counts: dict[str, int]
-    format: PageFormat | None = None
-    """Of the suspects' arena, where it is not the engine's own."""
-
-
-class _Load:
-    """One load in progress, one layer after another. Pages from ``usable`` on are given up."""
-
-    def __init__(
-        self, job: LoadJob, arena: Arena, layout: LoadTarget, layers: list[torch.Tensor], heads: RankHeads, now: float
-    ) -> None:
-        self.job = job
-        self._layout = layout
-        self._layers = layers
-        self._staging = Staging(arena, job.pages, heads)
-        self.usable = len(job.pages)
-        self.layer = 0
-        self.pace = Pace(len(layers), now)
-        self._fewest_missing = len(job.pages) + 1
-        self._progress_at = 0.0
-        self._awaited = 0
-        """The last page that was missing."""
-        self._look_at = 0.0
-        """When to look at all pages again, should that one not come before."""
-        self._placed = (-1, -1)
-        self._places: torch.Tensor = torch.empty(0)
-        self.counts: dict[str, int] = {}
-        self.suspects: list[SlotRef] = []
-        self._drop(self._staging.outside())  # before anything looks there
-
-    def __repr__(self) -> str:
-        return (
-            f"<_Load {self.job.request_id} at layer {self.layer}, {self.usable} of {len(self.job.pages)} pages usable>"
-        )
-
-    @property
-    def ended(self) -> bool:
-        return self.layer == len(self._layers) or not self.usable
-
-    def advance(self, now: float, wait_s: float) -> bool:
-        """Copy the next layer if it is in; whether anything moved. Gives up what made no progress for ``wait_s``."""
-        moved = self._try(now, wait_s)
-        if moved:
-            self.pace.moved()
-        else:
-            self.pace.missed(now)
-        return moved
-
-    def _try(self, now: float, wait_s: float) -> bool:
-        if now < self._look_at and not self._staging.may_be_in(self._awaited, self.layer):
-            return False
-        ready = self._ready()
-        if not ready.all():
-            self.drop_lost()
-            ready = self._ready()
-        if ready.all():  # one look decides all that follows: marks come in meanwhile
-            if self.usable:
-                self.copy_layer()
-            self._fewest_missing = len(self.job.pages) + 1
-            return True
-        lacking = np.flatnonzero(~ready)
-        missing, self._awaited, self._look_at = len(lacking), int(lacking[-1]), now + FULL_LOOK_S
-        if missing < self._fewest_missing:
-            self._fewest_missing, self._progress_at = missing, now
-        elif now - self._progress_at > wait_s:
-            self.give_up_from(int(lacking[0]), "load_stalled")
-        return False
-
-    def give_up_from(self, page: int, reason: str) -> None:
-        """Pages ``page, page + 1, ...`` will not be loaded: the engine computes them."""
-        if page < self.usable:
-            self.usable, self._look_at = page, 0.0
-            self.counts[reason] = self.counts.get(reason, 0) + 1
-
-    def drop_lost(self) -> None:
-        """Give up from the first page whose writer failed or whose slot was reused."""
-        self._drop(self._staging.lost(self.usable))
-
-    def _drop(self, lost: Bools) -> None:
-        if lost.any():
-            self.give_up_from(int(np.argmax(lost)), "load_page_lost")
-
-    def _ready(self) -> Bools:
-        """Which usable pages hold the next layer."""
-        return self._staging.ready(self.usable, self.layer)
-
-    def copy_layer(self) -> None:
-        """Copy the next layer of the usable pages: into private memory, verify there, then into the blocks."""
-        kv_layer = self._layers[self.layer]
-        self._staging.copy(self.usable, self.layer)
-        self._verify()
-        if self.usable:
-            key, value, first = self._wanted(kv_layer.dtype)
-            self._layout.scatter(kv_layer, self._slots(first, len(key)), key, value)
-        self.layer += 1
-
-    def _slots(self, first: int, tokens: int) -> torch.Tensor:
-        """Where ``tokens`` positions from ``first`` on lie in a layer: in all of them alike."""
-        if (first, tokens) != self._placed:
-            blocks, offsets = token_slots(self.job.blocks, first, tokens, self._layout.block_tokens)
-            self._placed, self._places = (first, tokens), blocks * self._layout.block_tokens + offsets
-        return self._places
-
-    def _verify(self) -> None:
-        bad = self._staging.first_bad(self.usable, self.layer)
-        if bad is not None:
-            page = self.job.pages[bad]
-            self.suspects.append(SlotRef(page.slot, page.generation))
-            self.give_up_from(bad, "load_bad_checksum")
-        still = self._ready()
-        if not still.all():
-            self.give_up_from(int(np.argmin(still)), "load_slot_reused")
-
-    def _wanted(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """K and V of the wanted positions, each ``[n, kv_head, head_dim]`` of ``dtype``, and the first position.
-
-        Pages of another type are converted here, rounding to the nearest; those of ``dtype`` are left as they are.
-        """
-        key, value = self._staging.keys_values(self.usable)
-        first = self.job.pages[0].start
-        skip = max(0, self.job.begin - first)
-        return key[skip:].to(dtype), value[skip:].to(dtype), first + skip
-
-    def result(self) -> LoadResult:
-        bad: frozenset[int] = frozenset()
-        if self.usable < len(self.job.pages):
-            size = self._layout.block_tokens
-            first = max(self.job.begin, self.job.pages[self.usable].start) // size
-            bad = frozenset(self.job.blocks[first : -(-self.job.end // size)])
-        return LoadResult(self.job.request_id, bad, tuple(self.suspects), self.counts, self.job.format)
+    job: LoadJob
+    find: Find
+    epoch: int
 
 
 class Loader:
@@ -183,7 +48,7 @@ class Loader:
         self._heads = heads
         self._wait_s = wait_s
         self._clock = clock
-        self._todo: SimpleQueue[tuple[LoadJob, Callable[[], Arena | None], int] | None] = SimpleQueue()
+        self._todo: SimpleQueue[Order | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._pending: dict[str, LoadJob] = {}
         self._dead = False
@@ -195,14 +60,14 @@ class Loader:
     def __repr__(self) -> str:
         return f"<Loader {len(self._pending)} pending, {len(self._done)} to report>"
 
-    def start(self, job: LoadJob, find: Callable[[], Arena | None], epoch: int) -> None:
+    def start(self, job: LoadJob, find: Find, epoch: int) -> None:
         """Queue a load from the arena that ``find`` gives the loader's thread; its epoch must be ``epoch``."""
         with self._lock:
             self._pending[job.request_id] = job
             if self._dead:
                 self._done.append(self._crashed(job))
             else:
-                self._todo.put((job, find, epoch))
+                self._todo.put(Order(job, find, epoch))
 
     def cancel(self, request_id: str) -> None:
         """Stop a load soon. It is reported like any other; an unknown or reported one is left alone."""
@@ -227,9 +92,8 @@ class Loader:
         self._thread.join(timeout=5)
 
     def _run(self) -> None:
-        active: list[_Load] = []
         try:
-            self._work(active)
+            self._work()
         except Exception:  # an unreported load would hold its blocks and spin the engine until this ends it
             with self._lock:
                 self._dead = True
@@ -237,9 +101,12 @@ class Loader:
                 self._done += [self._crashed(job) for id, job in self._pending.items() if id not in reported]
             raise
 
-    def _work(self, active: list[_Load]) -> None:
+    def _work(self) -> None:
+        orders: list[Order] = []
+        active: list[Load] = []
         rest_s = 0.0
-        while self._admit(active, rest_s):
+        while self._take(orders, rest_s if active or orders else None):
+            orders = [order for order in orders if not self._begin(order, active)]
             began, moved = self._clock(), False
             for load in list(active):
                 moved = self._advance(load) or moved
@@ -247,27 +114,40 @@ class Loader:
                     active.remove(load)
                     self._report(load.result())
             looked_s = self._clock() - began
-            rest_s = 0.0 if moved else min((load.pace.pause_s(looked_s) for load in active), default=0.0)
+            pauses = [ATTACHING_POLL_S] * bool(orders) + [load.pace.pause_s(looked_s) for load in active]
+            rest_s = 0.0 if moved else min(pauses, default=0.0)
 
-    def _admit(self, active: list[_Load], rest_s: float) -> bool:
-        """Take new jobs; waits for one ``rest_s``, or until it comes when nothing is in progress. False: end."""
+    def _take(self, orders: list[Order], rest_s: float | None) -> bool:
+        """Add new orders; waits for one ``rest_s``, or (None) until it comes. False: end."""
         while True:
             try:
-                item = self._todo.get(timeout=rest_s if active else None)
+                order = self._todo.get(timeout=rest_s)
             except Empty:
                 return True
-            rest_s = 0.0
-            if item is None:
+            if order is None:
                 return False
-            job, find, epoch = item
-            arena = find()
-            if arena is None or arena.epoch != epoch or job.request_id in self._cancelled:
-                reason = "load_cancelled" if job.request_id in self._cancelled else "load_wrong_epoch"
-                self._report(LoadResult(job.request_id, self._all_blocks(job), (), {reason: 1}))
-            else:
-                active.append(_Load(job, arena, self._layout, self._layers, self._heads, self._clock()))
+            orders.append(order)
+            rest_s = 0.0
 
-    def _advance(self, load: _Load) -> bool:
+    def _begin(self, order: Order, active: list[Load]) -> bool:
+        """Start a load, or report why not; False while its arena is being attached."""
+        job = order.job
+        try:
+            arena = order.find()
+            if job.request_id in self._cancelled:
+                self._refuse(job, {"load_cancelled": 1})
+            elif arena is Absent.ATTACHING:
+                return False
+            elif arena is Absent.AWAY or arena.epoch != order.epoch:
+                self._refuse(job, {"load_wrong_epoch": 1})
+            else:
+                active.append(Load(job, arena, self._layout, self._layers, self._heads, self._clock()))
+        except Exception:  # border: as of a load in progress
+            logger.exception("the load of %s cannot begin; the engine computes its prompt", job.request_id)
+            self._refuse(job, {"load_crashed": 1})
+        return True
+
+    def _advance(self, load: Load) -> bool:
         if load.job.request_id in self._cancelled:
             load.give_up_from(0, "load_cancelled")
             return True
@@ -277,6 +157,9 @@ class Loader:
             logger.exception("load of %s failed; the engine computes its prompt", load.job.request_id)
             load.give_up_from(0, "load_crashed")
             return True
+
+    def _refuse(self, job: LoadJob, counts: dict[str, int]) -> None:
+        self._report(LoadResult(job.request_id, self._all_blocks(job), (), counts))
 
     def _crashed(self, job: LoadJob) -> LoadResult:
         return LoadResult(job.request_id, self._all_blocks(job), (), {"load_crashed": 1})

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from kvrelay.connector.loader import Loader, LoadResult
+from kvrelay.connector.load import LoadResult
+from kvrelay.connector.loader import Loader
 from tests.patience import wait_until
 
 

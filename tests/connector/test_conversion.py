@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 import torch
 
-from kvrelay.connector.arenas import Arenas
+from kvrelay.connector.arenas import ATTACH_WAIT_S, Absent, Arenas
 from kvrelay.connector.heads import RankHeads
 from kvrelay.connector.layout import BlockLayout, token_slots
 from kvrelay.connector.loader import Loader
@@ -40,9 +40,6 @@ class Attached:
         self.arena = arena
         self.closed = False
         self.suspected: list[SlotRef] = []
-
-    def wait_attached(self, timeout_s: float) -> bool:
-        return self.arena is not None
 
     def close(self) -> None:
         self.closed = True
@@ -128,13 +125,54 @@ def test_another_formats_arena_is_attached_once_and_closed_with_the_rest() -> No
     theirs.close()
 
 
-def test_an_arena_that_cannot_be_attached_ends_the_load_and_not_the_loader() -> None:
+@pytest.fixture
+def loader() -> Iterator[Loader]:
     cache = caches.empty_cache()
     mover = HostMover(BlockLayout(cache, caches.write_packed), lambda: None)
     loader = Loader([cache], mover, RankHeads.of(0, 1, caches.HEADS), wait_s=1.0)
-    away = Arenas(cast(StoreClient, Attached(None)), lambda page_format: cast(StoreClient, Attached(None)))
+    yield loader
+    loader.close()
+
+
+def test_an_arena_that_cannot_be_attached_ends_the_load_and_not_the_loader(loader: Loader) -> None:
+    now = 0.0
+    away = Arenas(cast(StoreClient, Attached(None)), lambda page_format: cast(StoreClient, Attached(None)), lambda: now)
     job = LoadJob("r", TABLE, [PageCopy(0, 1, 0, PAGE)], 0, PAGE, format_of(torch.bfloat16))
-    loader.start(job, away.of(job.format), 1)
+    find = away.of(job.format)
+    assert find() is Absent.ATTACHING
+    loader.start(job, find, 1)
+    now = ATTACH_WAIT_S
     result = result_of(loader)
     assert (result.counts, result.bad_blocks) == ({"load_wrong_epoch": 1}, frozenset(TABLE[:1]))
-    loader.close()
+
+
+def test_a_load_whose_arena_is_being_attached_holds_up_no_other(
+    loader: Loader, sender: tuple[Arena, list[PageCopy], torch.Tensor]
+) -> None:
+    arena, pages, _ = sender
+    seen: list[Arena | Absent] = [Absent.ATTACHING]
+    first, second = (LoadJob(name, TABLE, pages, 0, TOKENS, arena.format) for name in ("first", "second"))
+    loader.start(first, lambda: seen[-1], arena.epoch)
+    loader.start(second, lambda: arena, arena.epoch)
+    assert (result_of(loader).request_id, seen) == ("second", [Absent.ATTACHING])
+    seen.append(arena)
+    result = result_of(loader)
+    assert (result.request_id, result.counts) == ("first", {})
+
+
+def test_a_load_that_cannot_begin_is_counted_and_costs_the_others_nothing(
+    loader: Loader, sender: tuple[Arena, list[PageCopy], torch.Tensor]
+) -> None:
+    arena, pages, _ = sender
+
+    def broken() -> Arena:
+        raise RuntimeError("planted")
+
+    loader.start(LoadJob("unfound", TABLE, pages, 0, TOKENS, arena.format), broken, arena.epoch)
+    unfound = result_of(loader)
+    loader.start(LoadJob("empty", TABLE, [], 0, TOKENS, arena.format), lambda: arena, arena.epoch)
+    empty = result_of(loader)
+    loader.start(LoadJob("good", TABLE, pages, 0, TOKENS, arena.format), lambda: arena, arena.epoch)
+    assert (unfound.counts, unfound.bad_blocks) == ({"load_crashed": 1}, frozenset(TABLE))
+    assert (empty.counts, empty.bad_blocks) == ({"load_crashed": 1}, frozenset(TABLE))
+    assert result_of(loader).counts == {}

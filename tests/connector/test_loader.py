@@ -8,7 +8,7 @@ import pytest
 
 from kvrelay.connector.heads import RankHeads
 from kvrelay.connector.layout import BlockLayout
-from kvrelay.connector.loader import _Load
+from kvrelay.connector.load import Load
 from kvrelay.connector.plan import LoadJob, PageCopy, SaveJob
 from kvrelay.connector.saver import StepSaver
 from kvrelay.connector.staging import Staging
@@ -47,7 +47,7 @@ def test_a_mark_that_comes_between_two_looks_costs_no_page_that_is_in(looks: int
 
     save(pages[0])
     job = LoadJob("r", [0, 1], pages, 0, 2 * FORMAT.page_tokens)
-    load = _Load(job, arena, layout, [cache], RankHeads.of(0, 1, caches.HEADS), 0.0)
+    load = Load(job, arena, layout, [cache], RankHeads.of(0, 1, caches.HEADS), 0.0)
     assert not load.advance(0.0, 1.0)
     assert isinstance(arena, WatchedArena)
     arena.looked = looked

@@ -13,7 +13,8 @@ import torch
 
 from kvrelay.connector.heads import RankHeads
 from kvrelay.connector.layout import BlockLayout, token_slots
-from kvrelay.connector.loader import Loader, LoadResult
+from kvrelay.connector.load import LoadResult
+from kvrelay.connector.loader import Loader
 from kvrelay.connector.pace import Pace
 from kvrelay.connector.plan import LoadJob, PageCopy, SaveJob
 from kvrelay.connector.saver import StepSaver
@@ -185,7 +186,7 @@ def test_while_nothing_comes_a_load_looks_at_one_mark_and_rarely_at_all(
 
     monkeypatch.setattr(arena, "ready", look_at_all)
     monkeypatch.setattr(arena, "is_marked", look_at_one)
-    monkeypatch.setattr("kvrelay.connector.loader.FULL_LOOK_S", 60.0)
+    monkeypatch.setattr("kvrelay.connector.load.FULL_LOOK_S", 60.0)
     receiver = Receiver(wait_s=60)
     pages = pages_for(arena, 70)
     save(arena, pages[:2])
@@ -346,8 +347,12 @@ def test_a_checksum_is_of_what_was_meant_to_be_written(arena: Arena, receiver: R
 def test_a_loader_that_dies_reports_every_load(arena: Arena) -> None:
     receiver = Receiver()
     pages = pages_for(arena, 32)
-    broken: list[PageCopy] = [None]  # type: ignore[list-item]
-    receiver.loader.start(LoadJob("breaks it", receiver.table, broken, 0, 32), lambda: arena, arena.epoch)
+
+    def broken() -> float:
+        raise RuntimeError("planted")
+
+    receiver.loader._clock = broken
+    receiver.loader.start(LoadJob("breaks it", receiver.table, pages, 0, 32), lambda: arena, arena.epoch)
     assert receiver.result().request_id == "breaks it"
     receiver.loader.start(LoadJob("comes later", receiver.table, pages, 0, 32), lambda: arena, arena.epoch)
     assert receiver.result().counts == {"load_crashed": 1}

@@ -10,7 +10,8 @@ import torch
 
 from kvrelay.connector.heads import RankHeads
 from kvrelay.connector.layout import BlockLayout, token_slots
-from kvrelay.connector.loader import Loader, LoadResult
+from kvrelay.connector.load import LoadResult
+from kvrelay.connector.loader import Loader
 from kvrelay.connector.plan import LoadJob, PageCopy, SaveJob
 from kvrelay.connector.saver import StepSaver
 from kvrelay.store.arena import Arena
