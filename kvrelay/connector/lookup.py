@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
 
+from kvrelay.connector.grace import GRACE_S, Grace
 from kvrelay.errors import KvrelayError
 from kvrelay.protocol.client import Acquired, Held
 from kvrelay.store.client import StoreClient
@@ -13,9 +13,6 @@ from kvrelay.types import PageName
 
 LEASE_S = 60.0
 """Pins outlive the longest load: its deadline counts from its last progress, not from its start."""
-GRACE_S = 0.005
-"""The scheduler waits so long for an answer, once a step. It takes about 0.3 ms; without the wait, a request that
-arrives while another computes would lose a whole step (up to seconds on a CPU)."""
 RETRY_S = 0.01
 """Pause before the store is asked again while a transfer has not announced all pages."""
 
@@ -26,6 +23,7 @@ class Lookup:
     def __init__(
         self,
         client: StoreClient,
+        grace: Grace,
         lease: str,
         names: Sequence[PageName],
         transfers: list[str],
@@ -36,6 +34,7 @@ class Lookup:
         self.lease = lease
         self.names = list(names)
         self._client = client
+        self._grace = grace
         self._transfers = transfers
         self._wait_s = wait_s
         self._pages: list[Held | None] = []
@@ -98,12 +97,12 @@ class Lookup:
         if self._answer is None:
             return
         try:
-            answer = self._answer.result(timeout=grace_s)
-        except FutureTimeout:
-            return
+            answer = self._grace.wait(self._answer, grace_s)
         except KvrelayError:
             # No store: pass through. The request is computed here.
             self._answer, self._waiting, self._pages = None, False, []
+            return
+        if answer is None:
             return
         first, before = self._progress_at < 0, self._found()
         self._answer, self._pages, self._waiting = None, answer.pages, answer.waiting

@@ -11,6 +11,7 @@ import msgspec
 from kvrelay import identity
 from kvrelay.connector.engine import EngineRequest, has_plain_identity
 from kvrelay.connector.fresh import FreshPages
+from kvrelay.connector.grace import Grace
 from kvrelay.connector.handoffs import Handoffs
 from kvrelay.connector.lookup import Lookup
 from kvrelay.connector.plan import LoadJob, PageCopy, SaveJob, StepPlan
@@ -43,6 +44,7 @@ class SchedulerHalf:
         self._owner = owner
         self._load_wait_s = load_wait_s
         self._clock = clock
+        self._grace = Grace(clock)
         self._page_tokens = engine.fingerprint.format.page_tokens
         self._requests: dict[str, Tracked] = {}
         self._new_loads: list[LoadJob] = []
@@ -94,7 +96,8 @@ class SchedulerHalf:
 
         def look(ending: str, names: list[PageName]) -> Lookup:
             lease = f"{self._owner}/{request.request_id}{ending}"
-            return Lookup(self._client, lease, names, transfers, now=self._clock(), wait_s=self._load_wait_s)
+            now, wait_s = self._clock(), self._load_wait_s
+            return Lookup(self._client, self._grace, lease, names, transfers, now=now, wait_s=wait_s)
 
         others = []
         for other, root in foreign:
@@ -166,6 +169,7 @@ class SchedulerHalf:
 
     def build_plan(self, steps: Iterable[tuple[EngineRequest, list[int], int, int]]) -> StepPlan:
         """The plan of one step. ``steps``: request, its blocks, tokens computed before, tokens scheduled now."""
+        self._grace.renew()
         arena = self._client.arena
         plan = StepPlan(epoch=arena.epoch if arena is not None else 0)
         plan.loads, self._new_loads = self._new_loads, []
@@ -182,6 +186,7 @@ class SchedulerHalf:
         if self._client.arena is not arena:
             # The store came back while the plan was made: some of its slots are of the new arena, some of the old.
             plan.saves, plan.late_saves = [], []
+            self._client.suspect(planned)  # those of the new one are known to it as being filled
         return plan
 
     def _suspect_unfilled(self) -> None:

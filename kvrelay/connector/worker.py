@@ -9,12 +9,13 @@ import torch
 
 from kvrelay.connector.arenas import Arenas
 from kvrelay.connector.heads import RankHeads
-from kvrelay.connector.loader import Loader, LoadResult
+from kvrelay.connector.load import LoadResult
+from kvrelay.connector.loader import Loader
 from kvrelay.connector.mover import Mover
 from kvrelay.connector.plan import SaveJob, StepPlan
 from kvrelay.connector.saver import StepSaver
 from kvrelay.store.client import StoreClient
-from kvrelay.types import PageFormat
+from kvrelay.types import PageFormat, SlotRef
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,8 @@ class WorkerHalf:
         self._mover = mover
         self._loader = Loader(self._layers, mover, heads, wait_s=load_wait_s)
         self._saver: StepSaver | None = None
+        self._saving: list[SaveJob] = []
+        """What it saves."""
         self._bad_blocks: set[int] = set()
 
     def __repr__(self) -> str:
@@ -55,7 +58,7 @@ class WorkerHalf:
         if plan.late_saves:
             saver = self._saver_for(plan.late_saves, plan.epoch)
             for layer, kv_layer in enumerate(self._layers):
-                if saver is None or not self._save(saver, layer, kv_layer):
+                if saver is None or not self._save(saver, layer, kv_layer, plan.late_saves):
                     break
         # Ended requests' blocks may be written again, by this step and by its loads, once their last copies were made.
         self._mover.fence()
@@ -63,6 +66,7 @@ class WorkerHalf:
             self._loader.start(job, self._arenas.of(job.format), plan.epoch)
         for request_id in plan.cancels:
             self._loader.cancel(request_id)
+        self._saving = plan.saves
         if plan.saves:
             self._saver = self._saver_for(plan.saves, plan.epoch)
 
@@ -72,28 +76,37 @@ class WorkerHalf:
         arena = self._client.arena
         if arena is None or arena.epoch != epoch:
             self._client.report({"saves_wrong_epoch": 1})
+            self._give_up(jobs)
             return None
         try:
             return self._mover.open(arena, jobs, self._heads.shard)
         except Exception:  # border: vLLM's forward goes on, whatever happens to a save
             logger.exception("a step's pages could not be located; they are given up")
             self._client.report({"saves_crashed": 1})
+            self._give_up(jobs)
             return None
+
+    def _give_up(self, jobs: list[SaveJob]) -> None:
+        """The store hears of it now: the engine may have no further step in which its scheduler would find out."""
+        self._client.suspect([SlotRef(page.slot, page.generation) for job in jobs for page in job.pages])
 
     def save_layer(self, name: str) -> None:
         """The forward wrote one layer's K and V of this step."""
         if self._saver is not None:
             layer = self._index[name]
-            if not self._save(self._saver, layer, self._layers[layer]):
+            if not self._save(self._saver, layer, self._layers[layer], self._saving):
                 self._saver = None
 
-    def _save(self, saver: StepSaver, layer: int, kv_layer: torch.Tensor) -> bool:
+    def _save(self, saver: StepSaver, layer: int, kv_layer: torch.Tensor, jobs: list[SaveJob]) -> bool:
         try:
-            return self._mover.save(saver, layer, kv_layer)
+            saved = self._mover.save(saver, layer, kv_layer)
         except Exception:  # border: vLLM's forward goes on, whatever happens to a save
             logger.exception("saving layer %d failed; its pages are given up", layer)
             self._client.report({"saves_crashed": 1})
-            return False
+            saved = False
+        if not saved:
+            self._give_up(jobs)
+        return saved
 
     def after_step(self) -> None:
         self._saver = None

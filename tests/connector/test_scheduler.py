@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import msgspec
@@ -19,8 +20,14 @@ WAIT_S = 2.0
 class Engine:
     """A scheduler half with a clock of its own."""
 
-    def __init__(self, engine: types.Engine = ENGINE, fill_wait_s: float = 0.0) -> None:
-        self.client = FakeClient()
+    def __init__(
+        self,
+        engine: types.Engine = ENGINE,
+        fill_wait_s: float = 0.0,
+        client: FakeClient | None = None,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        self.client = FakeClient() if client is None else client
         self.now = 0.0
         self.half = SchedulerHalf(
             cast(StoreClient, self.client),
@@ -28,7 +35,7 @@ class Engine:
             owner="w/1",
             load_wait_s=WAIT_S,
             fill_wait_s=fill_wait_s,
-            clock=lambda: self.now,
+            clock=clock or (lambda: self.now),
         )
 
     def arrive(self, request: FakeRequest) -> FakeRequest:
@@ -144,6 +151,7 @@ def test_a_store_that_returns_during_planning_gets_no_page_of_the_old_arena(engi
 
     engine.client.take_slots = restart_then_take  # type: ignore[assignment, method-assign]
     assert engine.step(request, 0, 64) == []
+    assert len(engine.client.suspected) == len(engine.client.announced) == 2, "nobody fills them, step or no step"
 
 
 def test_pages_that_the_worker_half_did_not_fill_are_given_up_after_the_step(engine: Engine) -> None:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 import numpy as np
@@ -11,10 +11,11 @@ from kvrelay.connector.heads import RankHeads
 from kvrelay.connector.layout import BlockLayout
 from kvrelay.connector.mover import HostMover
 from kvrelay.connector.plan import PageCopy, SaveJob, StepPlan
+from kvrelay.connector.saver import StepSaver
 from kvrelay.connector.worker import WorkerHalf
 from kvrelay.store.arena import Arena
 from kvrelay.store.client import StoreClient
-from kvrelay.types import PageFormat
+from kvrelay.types import PageFormat, SlotRef
 from tests.connector import caches
 
 FORMAT = PageFormat(layers=2, kv_heads=caches.HEADS, head_dim=caches.HEAD_DIM, dtype="float32", page_tokens=32)
@@ -26,6 +27,10 @@ class Client:
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
         self.counts: dict[str, int] = {}
+        self.suspected: list[SlotRef] = []
+
+    def suspect(self, slots: Sequence[SlotRef]) -> None:
+        self.suspected += slots
 
     def ring(self) -> None: ...
 
@@ -70,7 +75,7 @@ def test_a_step_saves_all_layers(worker: tuple[WorkerHalf, Client], late: bool) 
     half, client = worker
     run_step(half, plan_for(client.arena, [3], late=late))
     assert client.arena.ready_layers(np.array([1]), np.array([client.arena.epoch])).all()
-    assert client.counts == {}
+    assert (client.counts, client.suspected) == ({}, [])
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -81,6 +86,7 @@ def test_a_save_that_cannot_work_is_counted_and_stops_no_forward(
     half, client = worker
     run_step(half, plan_for(client.arena, blocks, late=late))
     assert client.counts == {"saves_crashed": 1}
+    assert [ref.slot for ref in client.suspected] == [1], "the engine may have no further step to find out in"
     assert not client.arena.ready_layers(np.array([1]), np.array([client.arena.epoch])).any()
 
 
@@ -89,4 +95,24 @@ def test_a_plan_for_another_arena_writes_nothing(worker: tuple[WorkerHalf, Clien
     before = client.arena.data.copy()
     run_step(half, plan_for(client.arena, [3], late=False, epoch=7))
     assert client.counts == {"saves_wrong_epoch": 1}
+    assert [ref.slot for ref in client.suspected] == [1]
     assert (client.arena.data == before).all()
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("is_behind", [False, True], ids=["crashes", "is behind"])
+def test_pages_whose_save_ends_in_the_middle_are_told_to_the_store_at_once(
+    worker: tuple[WorkerHalf, Client], monkeypatch: pytest.MonkeyPatch, late: bool, is_behind: bool
+) -> None:
+    half, client = worker
+
+    def save(saver: StepSaver, layer: int, kv_layer: torch.Tensor) -> bool:
+        if layer == 1 and not is_behind:
+            raise RuntimeError("planted")
+        return layer == 0
+
+    monkeypatch.setattr(half._mover, "save", save)
+    run_step(half, plan_for(client.arena, [3], late=late))
+    assert [ref.slot for ref in client.suspected] == [1]
+    run_step(half, StepPlan(epoch=client.arena.epoch))
+    assert len(client.suspected) == 1
