@@ -70,7 +70,18 @@ class Copies:
         self.remove(found)
         self.remove(page)
         self.add(page, parent)
+        self._adopt(page, found)
         self.add(found, None)
+
+    def _adopt(self, page: Page, overtaken: Page) -> None:
+        """``page`` is the parent of what ``overtaken`` was: or it would be evicted before what is no use without it."""
+        for child in reversed(self.found.values()):  # they came after it, and seldom long after
+            if not overtaken.children:
+                return
+            if child.parent is overtaken:
+                child.parent = page
+                page.children += 1
+                overtaken.children -= 1
 
     def first_spare(self, name: PageName) -> Page | None:
         """The oldest spare copy."""

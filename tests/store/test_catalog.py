@@ -187,6 +187,19 @@ def test_a_copy_that_overtakes_another_one_takes_its_place_in_the_chain(store: S
     store.check()
 
 
+def test_what_follows_an_overtaken_copy_keeps_the_one_that_is_found_from_eviction(store: Store) -> None:
+    slow, fast = store.begin(1), store.begin(1)
+    assert slow
+    assert fast
+    children = [store.put(number, slow) for number in (2, 3)]
+    store.fill(fast)
+    assert [child.parent for child in children] == [fast, fast]
+    assert not fast.is_evictable
+    store.check()
+    store.fill(slow)
+    store.check()
+
+
 def test_the_second_copy_takes_over_when_the_first_one_fails(store: Store) -> None:
     first, second = store.begin(1), store.begin(1)
     assert first
