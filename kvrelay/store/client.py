@@ -5,15 +5,11 @@ A background thread keeps the link, for ever: while the store is away everything
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, InvalidStateError
+from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
-from typing import TypeVar
 
-from kvrelay.errors import KvrelayError, Lost, Overloaded
+from kvrelay.errors import Lost, Overloaded
 from kvrelay.protocol.client import (
     Acquire,
     Acquired,
@@ -30,20 +26,13 @@ from kvrelay.protocol.client import (
     Suspect,
 )
 from kvrelay.protocol.message import Message
-from kvrelay.race import until_one_ends
 from kvrelay.store.arena import Arena
-from kvrelay.store.attachment import Attachment
 from kvrelay.store.bulk import NamedPayload, put_pages, read_pages, wait
 from kvrelay.store.copying import read_page, read_page_into
 from kvrelay.store.inquiry import Inquiry
-from kvrelay.store.refill import Refill
 from kvrelay.store.stock import SlotStock
+from kvrelay.store.tether import Tether
 from kvrelay.types import PageFormat, PageName, SlotRef, Stage
-
-FIRST_RETRY_S = 0.05
-LAST_RETRY_S = 1.0
-
-M = TypeVar("M", bound=Message)
 
 
 class StoreClient:
@@ -55,55 +44,46 @@ class StoreClient:
         self._owner = owner
         self._format = format
         self._stock = SlotStock(grant_slots)
-        self._refill: Refill | None = None
-        self._attachment: Attachment | None = None
-        self._is_attached = threading.Event()
-        self._retry_s = FIRST_RETRY_S
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._work, name=f"store-client {owner}", daemon=True)
-        self._stop = asyncio.Event()
-        self._is_over = False
+        self._tether = Tether(socket_path, key, owner, format, self._stock)
         self._inquiry = Inquiry(socket_path, key, sender=owner)
         self._posted: Message | None = None
         """The last one-way message."""
         self._taken: Message | None = None
         """The last one that the store is known to have taken."""
-        self.problem = "not started"
-        """Why there is no link at the moment; empty while attached."""
 
     def __repr__(self) -> str:
-        state = "attached" if self._attachment else f"detached ({self.problem})"
-        return f"<StoreClient {self._owner} at {self._socket_path}, {state}, {self._stock!r}>"
+        return f"<StoreClient {self._owner} at {self._socket_path}, {self._tether!r}, {self._stock!r}>"
+
+    @property
+    def problem(self) -> str:
+        """Why there is no link at the moment; empty while attached."""
+        return self._tether.problem
 
     def start(self) -> None:
         """Start the background thread and the first dial."""
-        self._thread.start()
+        self._tether.start()
 
     def close(self) -> None:
         """End the link and the thread."""
         self._inquiry.close()
-        if self._thread.ident is None:
-            self._loop.close()
-        elif self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._stop.set)
-            self._thread.join()
+        self._tether.close()
 
     def wait_attached(self, timeout_s: float) -> bool:
         """Block until the arena is mapped; whether it is."""
-        return self._is_attached.wait(timeout_s)
+        return self._tether.wait_attached(timeout_s)
 
     # ------------------------------------------------------------ never blocking
 
     @property
     def arena(self) -> Arena | None:
         """The mapped arena; None while detached. Every attachment makes a new one; keep the object while you use it."""
-        attachment = self._attachment
+        attachment = self._tether.attachment
         return attachment.arena if attachment else None
 
     def take_slots(self, count: int) -> list[SlotRef]:
         """Up to ``count`` empty slots to write into, each to be announced once; fewer when out."""
         slots = self._stock.take(count)
-        self._restock()
+        self._tether.restock()
         return slots
 
     def give_back(self, slots: Sequence[SlotRef]) -> None:
@@ -118,7 +98,7 @@ class StoreClient:
 
     def ring(self) -> None:
         """Wake the store: layers were published."""
-        attachment = self._attachment
+        attachment = self._tether.attachment
         if attachment:
             attachment.doorbell.ring()
 
@@ -154,7 +134,7 @@ class StoreClient:
     ) -> Future[Acquired]:
         """Pin what is here or arriving among ``names``; the future raises ``Lost`` when there is no store."""
         asked = list(names), list(transfers)
-        return self._ask(
+        return self._tether.ask(
             lambda id: Acquire(id=id, lease=lease, names=asked[0], ttl_s=ttl_s, transfers=asked[1]), Acquired
         )
 
@@ -182,7 +162,7 @@ class StoreClient:
             put_pages(self, arena, self._slots(len(pages)), pages)
             self._informed()
         finally:
-            self._restock()  # not before: it takes the interpreter, and the memory's bandwidth, from the copies
+            self._tether.restock()  # not before: it takes the interpreter, and the memory's bandwidth, from the copies
 
     def get(self, name: PageName) -> bytes | None:
         """A verified copy of a page, None when it is not here or not whole. Raises ``Lost``."""
@@ -213,7 +193,7 @@ class StoreClient:
         self._mapped()
         posted = self._posted
         if posted is not self._taken:
-            wait(self._ask(lambda id: Exists(id=id, names=[]), Existing))
+            wait(self._tether.ask(lambda id: Exists(id=id, names=[]), Existing))
             self._taken = posted
         return self._inquiry
 
@@ -227,7 +207,7 @@ class StoreClient:
         slots = self._stock.take(count)
         lacking = count - len(slots)
         if lacking:
-            granted = self._ask(lambda id: Allocate(id=id, count=lacking), Granted)
+            granted = self._tether.ask(lambda id: Allocate(id=id, count=lacking), Granted)
             try:
                 slots += wait(granted).slots
             except BaseException:
@@ -244,81 +224,6 @@ class StoreClient:
         if not granted.cancelled() and granted.exception() is None:
             self.give_back(granted.result().slots)
 
-    # ------------------------------------------------------------ the background thread
-
-    def _ask(self, build: Callable[[int], Message], kind: type[M]) -> Future[M]:
-        answer: Future[M] = Future()
-        self._on_loop(lambda: self._request(build, kind, answer), lambda: self._refuse(answer))
-        if self._is_over:  # the loop may never come to it
-            self._refuse(answer)
-        return answer
-
-    def _request(self, build: Callable[[int], Message], kind: type[M], answer: Future[M]) -> None:
-        if self._attachment is None:
-            self._refuse(answer)
-        else:
-            self._attachment.request(build, kind, answer)  # type: ignore[arg-type]
-
-    def _refuse(self, answer: Future[M]) -> None:
-        with contextlib.suppress(InvalidStateError):  # its caller gave up
-            answer.set_exception(Lost(f"no store at {self._socket_path}: {self.problem}"))
-
     def _post(self, message: Message) -> None:
-        attachment = self._attachment
-        if attachment:
-            self._on_loop(lambda: attachment.post(message))
+        if self._tether.post(message):
             self._posted = message  # not before: who sees it here may rely on its being on its way
-
-    def _on_loop(self, call: Callable[[], None], otherwise: Callable[[], None] = lambda: None) -> None:
-        try:
-            self._loop.call_soon_threadsafe(call)
-        except RuntimeError:  # the loop is closed
-            otherwise()
-
-    def _restock(self) -> None:
-        if self._stock.is_low:
-            self._on_loop(self._poke)
-
-    def _poke(self) -> None:
-        if self._refill is not None:
-            self._refill.poke()
-
-    def _work(self) -> None:
-        try:
-            self._loop.run_until_complete(self._run())
-        finally:
-            self._attachment = None
-            self.problem = self.problem or "its thread died"
-            self._is_over = True
-            self._loop.run_until_complete(asyncio.sleep(0))  # answers what was asked until now
-            self._loop.close()
-
-    async def _run(self) -> None:
-        try:
-            await until_one_ends(self._keep_link(), self._stopped())
-        finally:
-            self.problem = "closed"
-
-    async def _stopped(self) -> None:
-        await self._stop.wait()
-
-    async def _keep_link(self) -> None:
-        while True:
-            try:
-                # Not kept in a local: it would hold the arena of a dead store until the next one is there.
-                await self._serve(await Attachment.open(self._socket_path, self._key, self._owner, self._format))
-            except KvrelayError as error:
-                self.problem = str(error)
-            await asyncio.sleep(self._retry_s)
-            self._retry_s = min(LAST_RETRY_S, 2 * self._retry_s)
-
-    async def _serve(self, attachment: Attachment) -> None:
-        self._attachment, self.problem, self._retry_s = attachment, "", FIRST_RETRY_S
-        self._refill = Refill(attachment, self._stock)
-        self._is_attached.set()
-        try:
-            await until_one_ends(attachment.run(), self._refill.run())
-        finally:
-            self._attachment = self._refill = None
-            self._is_attached.clear()
-            self._stock.clear()

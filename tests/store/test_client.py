@@ -180,7 +180,7 @@ def test_slots_that_are_of_no_use_without_the_others_are_given_back_also_those_t
     client.give_back(had)
     unanswered: Future[Granted] = Future()
     monkeypatch.setattr("kvrelay.store.bulk.ANSWER_S", 0.01)
-    monkeypatch.setattr(client, "_ask", lambda build, kind: unanswered)
+    monkeypatch.setattr(client._tether, "ask", lambda build, kind: unanswered)
     with pytest.raises(Lost):
         client.put_many([(page_name(number), payload(number), 8) for number in range(60)])
     assert set(had) <= set(client.take_slots(60))
