@@ -17,6 +17,7 @@ from kvrelay.channel import bind_tcp, bind_unix
 from kvrelay.config import Config, StoreConfig
 from kvrelay.errors import Lost
 from kvrelay.protocol.client import NewPage, OpenTransfer
+from kvrelay.protocol.peer import Meet, Met
 from kvrelay.store.arena import SlotState, checksums
 from kvrelay.store.batch import Batch
 from kvrelay.store.copying import read_page
@@ -27,6 +28,7 @@ from kvrelay.store.page import Page
 from kvrelay.store.paths.choice import Proven
 from kvrelay.store.paths.trial import MAX_PROBE_BYTES, prove
 from kvrelay.store.push import RAW_BATCH_BYTES
+from kvrelay.store.reception import Reception, Visit
 from kvrelay.store.shelf import Shelf
 from kvrelay.types import PageFormat, Shard, SlotRef, Transport
 from tests.patience import until
@@ -379,6 +381,73 @@ async def test_a_path_that_dies_in_the_middle_is_replaced_by_the_next_one(
         assert ends.d.keeper.counts["checksum_failures"] == 0
         (report,) = ends.p.link(ends.d).reports
         assert (report.rank, report.problem) == (0, "planted")
+
+
+class Ended:
+    """A path whose far end the peer takes away before its second batch."""
+
+    def __init__(self, path: Any, end: Callable[[], None]) -> None:
+        self.path = path
+        self.transport = path.transport
+        self.batches = 0
+        self.end = end
+        self.takes = path.takes
+        self.close = path.close
+
+    async def carry(self, batch: Batch) -> int:
+        self.batches += 1
+        if self.batches == 2:
+            self.end()
+            if self.transport is Transport.SHM:
+                await until(self.path._link.over.done)
+        restarts: int = await self.path.carry(batch)
+        return restarts
+
+
+def end_at_receiver(ends: Ends, visits: list[Visit]) -> None:
+    """Break what the path is made of, at the receiver, behind the sender's back: links, or what is registered."""
+    agent = ends.d.daemon._agent
+    if ends.kind is Transport.NIXL:
+        assert agent is not None
+        for arena, _ in list(agent._registered.values()):
+            agent.withdraw(arena)
+    for visit in visits:
+        for link in list(visit.links):
+            link.close()
+
+
+@pytest.mark.parametrize("kind", KINDS[1:])
+async def test_a_path_that_its_peer_takes_away_in_the_middle_is_replaced_by_the_next_one(
+    tmp_path: Path, kind: Transport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvrelay.store.paths.choice.RETRY_S", 3600.0)
+    visits: list[Visit] = []
+    admit = Reception.admit
+
+    def noting(self: Reception, visit: Visit, message: Meet) -> Met:
+        visits.append(visit)
+        return admit(self, visit, message)
+
+    monkeypatch.setattr(Reception, "admit", noting)
+    async with ends_of(tmp_path, kind) as ends:
+        wrapped: list[Ended] = []
+
+        def wrap(path: Any) -> Ended:
+            wrapped.append(Ended(path, lambda: end_at_receiver(ends, visits)))
+            return wrapped[-1]
+
+        ends.replace(wrap)
+        numbers = range(3 * RAW_BATCH_BYTES // BIG.page_bytes)
+        for number in numbers:
+            ends.p.put(number, 32, format=BIG)
+        ends.p.push("t", numbers, 32 * len(numbers), ends.d, BIG)
+        await until(lambda: all(ends.d.read(number) == payload(number, 32, BIG) for number in numbers))
+        await ends.settled()
+        assert wrapped[0].batches >= 2
+        assert ends.d.keeper.counts["transfers_arrived"] == 1
+        assert ends.d.keeper.counts["checksum_failures"] == 0
+        (report,) = ends.p.link(ends.d).reports
+        assert (report.rank, bool(report.problem)) == (0, True)
 
 
 @pytest.mark.parametrize("kind", KINDS[1:])
