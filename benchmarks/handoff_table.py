@@ -179,14 +179,13 @@ def _arena(found: Figures) -> Iterator[Row]:
         )
     for where, most_ms in (("exists", 0.3), ("exists_remote", 0.5)):
         taken_ms = figures.get(f"{where}_ms")
-        if taken_ms is not None:
-            yield Row(
-                what=f"exists, 200 names, {'local' if where == 'exists' else 'another store over TCP, loopback'}",
-                peer=_mooncake(figures, lambda peer: float(peer["exists_ms"]), "{:.3f} ms"),
-                ours=f"{taken_ms:.3f} ms",
-                target=f"<= {most_ms:g} ms",
-                met=taken_ms <= most_ms,
-            )
+        yield Row(
+            what=f"exists, 200 names, {'local' if where == 'exists' else 'another store over TCP, loopback'}",
+            peer=_mooncake(figures, lambda peer: float(peer["exists_ms"]), "{:.3f} ms"),
+            ours="not measured" if taken_ms is None else f"{taken_ms:.3f} ms",
+            target=f"<= {most_ms:g} ms",
+            met=taken_ms is not None and taken_ms <= most_ms,
+        )
 
 
 _LEAST_GB_PER_S = {"64 MB": ("tcp, one stream", 2.5), "1,024 x 16 KiB": ("tcp", 1.5)}

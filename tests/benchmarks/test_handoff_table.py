@@ -72,6 +72,14 @@ def test_a_link_that_could_not_be_shaped_gives_no_row() -> None:
     assert [row.met for row in rows({"link": measured})] == [False]
 
 
+def test_a_question_that_was_not_timed_has_missed_its_target() -> None:
+    arena = {"copy_ms": 6.0, "put_ms": 10.0, "get_ms": 11.0, "exists_ms": 0.2}
+    assert [(row.ours, row.met) for row in rows({"arena": arena})] == [
+        ("0.60", True), ("0.55", False), ("0.200 ms", True), ("not measured", False)
+    ]  # fmt: skip
+    assert [row.met for row in rows({"arena": {**arena, "exists_remote_ms": 0.4}})][3]
+
+
 def test_what_missed_its_target_says_so() -> None:
     lines = render(rows({"ours": stage(11.0)})).splitlines()
     assert "MISSED" in lines[2]
