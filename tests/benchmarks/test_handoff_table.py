@@ -53,12 +53,13 @@ def test_nixl_is_held_against_nixl_alone_and_left_out_where_it_is_not() -> None:
 
 def test_mooncake_stands_beside_ours_and_says_why_it_was_left_out() -> None:
     speeds = {"64 MB": {"tcp, one stream": 2.6, "sockets and checksums alone": 3.0}, "mooncake": {"64 MB": 1.3}}
-    arena = {"copy_ms": 10.0, "put_ms": 12.5, "get_ms": 12.5, "exists_ms": 0.1}
+    arena = {"copy_ms": 10.0, "put_ms": 12.5, "get_ms": 12.5, "exists_ms": 0.1, "exists_remote_ms": 0.4}
     peer = {"put_ms": 20.0, "get_ms": 25.0, "exists_ms": 0.5}
     found = {"transports": speeds, "arena": {**arena, "mooncake": peer}}
     assert [row.peer for row in rows(found)] == [
         "Mooncake 0.50",
         "Mooncake 0.40",
+        "Mooncake 0.500 ms",
         "Mooncake 0.500 ms",
         "sockets and checksums alone 3 GB/s, Mooncake 1.3 GB/s",
     ]
