@@ -47,6 +47,7 @@ async def chaos(quick: bool) -> dict[str, Any]:
         "seconds": seconds,
         "deeds": outcome.deeds,
         "verdicts": outcome.verdicts,
+        "causes": outcome.causes,
         "longest_pause_s": outcome.longest_pause_s,
         "late_s": outcome.late_s,
         "held": outcome.held,

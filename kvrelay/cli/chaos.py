@@ -79,8 +79,9 @@ def chaos(
     """Kill, stop, cut off and cancel at random while clients ask for streams, on a cluster that nobody needs.
 
     Every prompt is asked once before anything is broken; after that each answer has to be the same, or end with an
-    error that says so. Clients go away or stop reading in any case. At the end everything is mended, and nothing may be
-    held anywhere. Ends with status 1 when an answer was wrong or hung, or something is held.
+    error that says so: what it said is counted. Clients go away or stop reading in any case. At the end everything is
+    mended, and nothing may be held anywhere. Ends with status 1 when an answer was wrong or hung or, with all routers
+    left alone, was cut off without an error, or when something is held.
 
     However it ends, Ctrl-C and SIGTERM included, it tries to mend each thing that it broke, and waits 20 s for one at
     most. What cannot be mended is named, with what mends it by hand, and the status is 1.

@@ -96,8 +96,9 @@ def _told(loss: Mapping[str, Any]) -> str:
     if loss["outcome"] != "resumed":
         return f"{begin}nobody went on"
     cached = f", with {loss['cached_tokens']} tokens from caches" if loss.get("cached_tokens") else ""
+    strategy = f", by {loss['strategy']}" if loss.get("strategy") else ""
     pause = f" after a pause of {_ms(loss.get('pause_s'))} ms"
-    return f"{begin}{loss['worker']} went on{pause}{cached} ({loss['manner']})"
+    return f"{begin}{loss['worker']} went on{pause}{cached} ({loss['manner']}{strategy})"
 
 
 def _name(option: Mapping[str, Any]) -> str:

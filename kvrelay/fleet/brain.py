@@ -43,6 +43,7 @@ from kvrelay.fleet.standing import Standings
 from kvrelay.fleet.suspects import Suspects
 from kvrelay.fleet.workers import Fleet
 from kvrelay.policy.admit import Limits
+from kvrelay.policy.loss import LossReason
 from kvrelay.policy.patience import longest_hold_s
 from kvrelay.policy.recover import patience
 from kvrelay.protocol.feed import PageEvents, PageSnapshot, PagesWanted, TransferEvent
@@ -181,7 +182,7 @@ class Brain:
         return ready + self.waits.computed(leg.transfer, now) + self.admit_waiting(now)
 
     def prefill_failed(
-        self, request_id: str, index: int, now: float, *, blamed: bool = True, reason: str = ""
+        self, request_id: str, index: int, now: float, *, blamed: bool = True, reason: LossReason | None = None
     ) -> list[Command]:
         """P refused, reset or vanished: another P, unless D is already at work; without one D computes the prompt.
 
@@ -231,17 +232,22 @@ class Brain:
         self.loads.asked(flight.decode)
         return self._decode_orders.of(flight, now)
 
-    def decode_refused(self, request_id: str, now: float, *, reason: str = "") -> DispatchDecode | Waits | None:
+    def decode_refused(
+        self, request_id: str, now: float, *, reason: LossReason | None = None
+    ) -> DispatchDecode | Waits | None:
         """D failed before its first byte reached the client, for this ``reason``: another one is to be asked, now or
         when the ``DispatchDecode`` comes that is waited for, unless a ``Refuse`` does; None when no other D is left.
 
         Those that waited for its prompt go on with the next ``waits.flush``. Raises ``Harmful``, ``Overloaded``.
         """
         flight = self._flights[request_id]
-        self.outcomes.decode_refused(flight, now)
+        if reason is LossReason.FORGOTTEN:
+            self.outcomes.decode_lost(flight, now, blamed=False)
+        else:
+            self.outcomes.decode_refused(flight, now)
         self.waits.failed(request_id)
         self.suspects.decode_lost(flight, reason, now)
-        return self.recovery.refused(request_id, now)
+        return self.recovery.refused(request_id, reason, now)
 
     def first_token(self, request_id: str, now: float) -> list[Command]:
         """D writes."""

@@ -26,12 +26,10 @@ class Departures:
 
     def missing(self, missing: Missing) -> Iterator[Command]:
         """Time passed without a word of these."""
-        for name in missing.silent:
-            # Silence is no proof of death: D's running streams are left alone, a prefill is cheap to do elsewhere.
+        for name in dict.fromkeys((*missing.silent, *missing.given_up)):
+            # Silence is no proof of death: D's streams are left when they are silent, too (``Silences``). A prefill is
+            # cheap to do elsewhere. At every tick: it may be sent there by a request that chose this worker earlier.
             yield from self._left(name, decode_too=False)
-        for name in missing.given_up:
-            # At every tick: what is sent there meanwhile by a request that chose it earlier would hang as well.
-            yield from self._left(name, decode_too=True)
 
     def _left(self, worker: str, *, decode_too: bool) -> Iterator[Command]:
         for flight in self._flights.values():

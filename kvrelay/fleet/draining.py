@@ -11,6 +11,7 @@ from kvrelay.fleet.flight import AbandonDecode, Flight, LegState, PromptLeg
 from kvrelay.fleet.loads import Loads
 from kvrelay.fleet.workers import Fleet, Member
 from kvrelay.policy.breaker import State
+from kvrelay.policy.loss import LossReason
 from kvrelay.protocol.operator import Remaining
 from kvrelay.types import Drain, WorkerInfo
 
@@ -68,7 +69,7 @@ class Drains:
         if not member.draining or not self._is_spared(member.info, now):
             return []
         return [
-            AbandonDecode(request_id=flight.request_id, reason="drained", if_resumable=True)
+            AbandonDecode(request_id=flight.request_id, reason=LossReason.DRAINED, if_resumable=True)
             for flight in self._flights.values()
             if flight.decode.worker == name
         ]

@@ -8,7 +8,8 @@ from enum import StrEnum
 from kvrelay.fleet.ledger import Timeline
 from kvrelay.fleet.loads import DecodeReservation, PrefillReservation
 from kvrelay.policy.admit import Slo
-from kvrelay.policy.recover import Manner
+from kvrelay.policy.loss import LossReason
+from kvrelay.policy.recover import Losses, Manner
 from kvrelay.policy.route import Path
 from kvrelay.policy.suspect import Blame
 from kvrelay.protocol.feed import PushOrder
@@ -28,6 +29,8 @@ class Ask(Value, frozen=True, kw_only=True):
     """When the request came in, on the clock of ``now``."""
     tokenised_s: float | None = None
     slo: Slo = Slo()
+    in_one_piece: bool = False
+    """Nothing is heard of its answer before all of it is written."""
 
 
 class Rest(Value, frozen=True, kw_only=True):
@@ -128,8 +131,7 @@ class AbandonDecode(Value, frozen=True, kw_only=True):
     """Command: the request's D is gone; drop its connection."""
 
     request_id: str
-    reason: str = "gone"
-    """A word for a metric label."""
+    reason: LossReason = LossReason.GONE
     if_resumable: bool = False
     """The D is there and writes: only answers that can go on elsewhere leave it."""
 
@@ -250,7 +252,9 @@ class Flight:
     asked_s: float = 0.0
     """When the current one was asked."""
     resumes: int = 0
-    """How often the answer lost its D after it had begun."""
+    """How often the answer lost or left its D after it had begun."""
+    losses: Losses = field(default_factory=Losses)
+    """Of those, the ones that count."""
     cached_before: int | None = None
     """P's cached tokens when that happened for the first time."""
     load_at_first: tuple[int, int] | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -112,6 +113,10 @@ class Timeline:
         self._settle("failed")
         if len(self.resumptions) < KEPT_LOSSES:
             self.resumptions.append(loss)
+
+    def goes_on_by(self, choice: Mapping[str, object]) -> None:
+        """Where the rest is to be written, and how it gets there: fields of a ``Resumption``."""
+        self._settle("open", **choice)
 
     def go_on(self, worker: str, pause_s: float) -> None:
         """``worker`` writes the rest."""

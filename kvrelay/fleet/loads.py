@@ -22,6 +22,8 @@ class PrefillReservation(Value, frozen=True, kw_only=True):
     tokens: int
     seconds: float = 0.0
     """Predicted time to compute them."""
+    due_s: float = 0.0
+    """The same, with all that was to be done before."""
     step_s: float = 0.0
     """Of a step of it, where it stands back for much shorter ones."""
     source: str

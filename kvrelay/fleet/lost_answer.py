@@ -20,6 +20,10 @@ class LostAnswer:
     nobody_since_s: float | None = None
     """Since when nobody could write it who may soon be able to; None while somebody can."""
 
+    @property
+    def model(self) -> str:
+        return self.ask.facts.model
+
     def found(self, *, nobody: bool, now: float) -> LostAnswer:
         """Somebody looked for a worker."""
         return replace(self, nobody_since_s=now if nobody else None)

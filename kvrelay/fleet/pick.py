@@ -56,13 +56,14 @@ class Pick(Value, frozen=True, kw_only=True):
         assert self.prefill is not None, "a local pick has no P leg"
         chosen, engine = self.decision.chosen, self.prefill.engine
         page = engine.fingerprint.format
-        tokens, seconds = uncached_tokens(leg.prompt_tokens, chosen.cached_tokens), self.prefill_s
+        tokens, items = uncached_tokens(leg.prompt_tokens, chosen.cached_tokens), dict(chosen.items)
         return PrefillReservation(
             worker=self.prefill.name,
             key=transfer,
             tokens=tokens,
-            seconds=seconds,
-            step_s=share_of_step_s(engine, seconds, tokens, engine.max_batched_tokens),
+            seconds=self.prefill_s,
+            due_s=items[Item.QUEUE] + items[Item.SOURCE] + self.prefill_s,
+            step_s=share_of_step_s(engine, self.prefill_s, tokens, engine.max_batched_tokens),
             source=self.prefill.store,
             target=self.decode.store,
             bytes=chosen.moved_tokens * page.layers * page.token_layer_bytes,

@@ -26,16 +26,18 @@ from kvrelay.fleet.lost_answer import LostAnswer
 from kvrelay.fleet.outcomes import Outcomes
 from kvrelay.fleet.pick import Pick
 from kvrelay.fleet.prefix_waits import PrefixWaits
-from kvrelay.fleet.resumption import Resumption
-from kvrelay.fleet.silences import FORGOTTEN, Silences
+from kvrelay.fleet.silences import Silences
+from kvrelay.fleet.strategies import choice, resumption
 from kvrelay.fleet.suspects import Suspects
+from kvrelay.fleet.turns import Turns
 from kvrelay.fleet.workers import Fleet
 from kvrelay.policy.admit import RETRY_AFTER_S
-from kvrelay.policy.cost import Item
-from kvrelay.policy.recover import MAX_RESUMES, Manner, Pace, Patience, may_replay
+from kvrelay.policy.loss import LossReason
+from kvrelay.policy.recover import Manner, Patience, may_replay
 
-CHEAP_S = 0.05
-"""What is loaded rather than computed need not wait for its turn: it is no more than a step or two of its worker."""
+_CANNOT = "the worker that wrote this answer is gone, and no other one can go on with it; send the request again"
+_TOO_OFTEN = "workers were lost too often while they wrote this answer; send the request again"
+_NOBODY = "no worker is left that could write the rest of this answer; retry"
 
 TURN_EVERY_S = 0.05
 """When 2,000 clients hang up at once, 2,000 places are given back: to look at all who wait for each takes seconds."""
@@ -67,15 +69,15 @@ class Recovery:
         self._waits = waits
         self._silences = silences
         self._patience = patience
-        self._pace = Pace()
         self._turned_s = -math.inf
-        self._waiting: dict[str, LostAnswer] = {}
+        self._turns = Turns()
 
     def __repr__(self) -> str:
-        return f"<Recovery {len(self._waiting)} waiting>"
+        return f"<Recovery {self._turns!r}>"
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        """How many wait."""
+        return len(self._turns)
 
     # ------------------------------------------------------------ where does it go on?
 
@@ -83,54 +85,59 @@ class Recovery:
         """Its D: the one that was lost, as long as no other one is found."""
         return self._flights[request_id].decode.worker
 
-    def lost(self, request_id: str, rest: Rest, *, reason: str, now: float) -> Plan | Waits | None:
-        """D is gone. A plan to go on by, a wait for one, or None: the answer ends here. Raises ``Harmful``,
-        ``Overloaded``."""
+    def lost(self, request_id: str, rest: Rest, *, reason: LossReason, now: float) -> Plan | Waits:
+        """D is gone. A plan to go on by, or a wait for one. Raises ``Harmful`` and ``Overloaded``, with what the client
+        is told: the answer ends here."""
         flight = self._flights[request_id]
+        flight.losses = flight.losses.another(rest.tokens)
         try:
             self._suspects.decode_lost(flight, reason, now)
         except (Harmful, Overloaded):
             self._give_back(flight, now, blamed=True)
-            self._note(flight, reason, rest, None, now)
+            flight.timeline.lose(resumption(flight, reason, rest, now, goes_on=False))
             raise
-        if reason == FORGOTTEN:
+        if reason is LossReason.FORGOTTEN:
             flight.tried_decode = _present(flight)
         # Who forgets one writes others, and who was not asked yet did nothing.
-        self._give_back(flight, now, blamed=reason != FORGOTTEN and self._loads.is_asked(flight.decode))
-        pick = lost = None
-        if rest.ask is not None and flight.resumes <= MAX_RESUMES:
-            pick = self._pick(flight, rest.ask, rest, now)
-            lost = LostAnswer(flight, rest.ask, rest, _prefill_s(pick) if pick is not None else 0.0, now)
-        waits = lost is not None and pick is None and self._chances(lost, now).only_soon(self._tried(flight))
-        self._note(flight, reason, rest, pick, now, waits=waits)
-        if lost is None or (pick is None and not waits):
-            return None
+        self._give_back(flight, now, blamed=reason is not LossReason.FORGOTTEN and self._loads.is_asked(flight.decode))
+        if rest.ask is None or flight.losses.are_too_many:
+            flight.timeline.lose(resumption(flight, reason, rest, now, goes_on=False))
+            raise Overloaded(_CANNOT if rest.ask is None else _TOO_OFTEN, RETRY_AFTER_S)
+        pick = self._pick(flight, rest.ask, rest, now)
+        lost = LostAnswer(flight, rest.ask, rest, pick.prefill_s if pick is not None else 0.0, now)
+        waits = pick is None and self._chances(lost, now).only_soon(self._tried(flight))
+        goes_on = pick is not None or waits
+        flight.timeline.lose(resumption(flight, reason, rest, now, goes_on=goes_on))
+        if not goes_on:
+            raise Overloaded(_NOBODY, RETRY_AFTER_S)
         if pick is not None and self._is_next(lost.ask, pick, now):
             return self._go(flight, lost.ask, pick, now)
-        self._waiting[request_id] = lost.found(nobody=waits, now=now)
+        self._turns.wait(lost.found(nobody=waits, now=now))
         return Waits(request_id=request_id)
 
-    def refused(self, request_id: str, now: float) -> DispatchDecode | Waits | None:
+    def refused(self, request_id: str, reason: LossReason | None, now: float) -> DispatchDecode | Waits | None:
         """D is gone before it wrote a word. Another one, a wait for one, or None: nobody is left."""
         flight = self._flights[request_id]
-        if (moved := self._moved(flight, now)) is not None:
-            return moved
-        lost = LostAnswer(flight, flight.ask, Rest(ask=flight.ask, tokens=0, manner=Manner.RESTART), 0.0, now)
-        if not self._chances(lost, now).only_soon(self._tried(flight)):
+        if reason is LossReason.FORGOTTEN:
+            flight.tried_decode = _present(flight)
+        pick = self._chooser.decode(flight.ask, self._tried(flight), now)
+        rest = Rest(ask=flight.ask, tokens=0, manner=Manner.RESTART)
+        lost = LostAnswer(flight, flight.ask, rest, pick.prefill_s if pick is not None else 0.0, now)
+        if pick is None and not self._chances(lost, now).only_soon(self._tried(flight)):
             return None
-        self._waiting[request_id] = lost.found(nobody=True, now=now)
+        if pick is not None and self._is_next(flight.ask, pick, now):
+            return self._move(flight, pick, now)
+        self._turns.wait(lost.found(nobody=pick is None, now=now))
         return Waits(request_id=request_id)
 
-    def _moved(self, flight: Flight, now: float) -> DispatchDecode | None:
-        """What P has computed, or still does, stays as it is."""
-        pick = self._chooser.decode(flight.ask, self._tried(flight), now)
-        if pick is None:
-            return None
+    def _move(self, flight: Flight, pick: Pick, now: float) -> DispatchDecode:
+        """What P has computed, or still does, stays as it is; what lies too far away is computed again."""
+        self._spend(flight.ask, pick, now)
         self._launcher.move(flight, pick, now)
         return DispatchDecode(request_id=flight.request_id)
 
     def _chances(self, lost: LostAnswer, now: float) -> Chances:
-        model = lost.ask.facts.model
+        model = lost.model
         return Chances.of(model, self._chooser.ground(model, now), self._fleet.workers, self._patience.leave_s, now)
 
     def _tried(self, flight: Flight) -> set[str]:
@@ -152,11 +159,11 @@ class Recovery:
         heard = self._chooser.resume(ask, shunned | self._silences.unheard(now), now)
         return heard if heard is not None else self._chooser.resume(ask, shunned, now)
 
-    def hand_over(self, request_id: str, rest: Rest, *, reason: str, now: float) -> Plan | None:
+    def hand_over(self, request_id: str, rest: Rest, *, reason: LossReason, now: float) -> Plan | None:
         """Its D could write on, and is to be left: where the rest begins at once. None: nowhere, and nothing has
         changed."""
         flight = self._flights.get(request_id)
-        if flight is None or rest.ask is None or flight.resumes >= MAX_RESUMES:
+        if flight is None or rest.ask is None:
             return None
         member = self._fleet.workers.get(flight.decode.worker)
         if member is None or not member.draining:  # it is to have work again
@@ -165,12 +172,12 @@ class Recovery:
         if pick is None or not self._is_next(rest.ask, pick, now):
             return None
         self._give_back(flight, now, blamed=False)
-        self._note(flight, reason, rest, pick, now)
+        flight.timeline.lose(resumption(flight, reason, rest, now, goes_on=True))
         return self._go(flight, rest.ask, pick, now)
 
     def _is_next(self, ask: Ask, pick: Pick, now: float) -> bool:
-        cheap = _prefill_s(pick) <= CHEAP_S
-        return cheap or (not self._waiting and self._pace.allows(now, self._workers(ask, now)))
+        model = ask.facts.model
+        return self._turns.may_pass(model, pick.prefill_s, now, self._workers(model, now))
 
     def _give_back(self, flight: Flight, now: float, *, blamed: bool) -> None:
         """What the lost life held but for its place at D, which is kept until the next one."""
@@ -195,31 +202,18 @@ class Recovery:
         predicted = flight.timeline.predicted
         return predicted.cached_tokens if predicted is not None else None
 
-    def _note(
-        self, flight: Flight, reason: str, rest: Rest, pick: Pick | None, now: float, *, waits: bool = False
-    ) -> None:
-        goes_on = pick is not None or waits
-        chosen = pick.decision.chosen if pick is not None else None
-        flight.timeline.lose(
-            Resumption(
-                reason=reason,
-                lost_worker=flight.decode.worker,
-                lost_at=round(now - flight.ask.received_s, 6),
-                tokens=rest.tokens,
-                manner=rest.manner if goes_on else Manner.FAIL,
-                outcome="open" if goes_on else "failed",
-                worker=pick.decode.name if pick is not None else "",
-                cached_tokens=chosen.cached_tokens if chosen is not None else 0,
-                prefill_s=round(_prefill_s(pick), 6) if pick is not None else 0.0,
-            )
-        )
-
-    def _workers(self, ask: Ask, now: float) -> int:
-        ground = self._chooser.ground(ask.facts.model, now)
+    def _workers(self, model: str, now: float) -> int:
+        ground = self._chooser.ground(model, now)
         return max(1, len({worker.name for worker in (*ground.readers, *ground.writers)}))
 
+    def _spend(self, ask: Ask, pick: Pick, now: float) -> None:
+        model = ask.facts.model
+        self._turns.spend(model, pick.prefill_s, now, self._workers(model, now))
+
     def _go(self, flight: Flight, ask: Ask, pick: Pick, now: float) -> Plan:
-        self._pace = self._pace.spend(_prefill_s(pick), now, self._workers(ask, now))
+        lost = self._fleet.workers.get(flight.decode.worker)
+        flight.timeline.goes_on_by(choice(pick, lost.info.store if lost is not None else ""))
+        self._spend(ask, pick, now)
         return self._launcher.relaunch(flight, ask, pick, now)
 
     def turn(self, now: float) -> Iterator[Command]:
@@ -228,23 +222,31 @@ class Recovery:
             return
         self._turned_s = now
         self._look_for_writers(now)
-        for lost in sorted(self._waiting.values(), key=lambda lost: lost.urgency):
+        for model in self._turns.models():
+            yield from self._turn_of(model, now)
+        self._turns.expire(now)
+
+    def _turn_of(self, model: str, now: float) -> Iterator[Command]:
+        workers = self._workers(model, now)
+        for lost in self._turns.ordered(model):
             if lost.nobody_since_s is not None and now - lost.nobody_since_s <= self._patience.leave_s:
                 continue
-            if not self._pace.allows(now, self._workers(lost.ask, now)):
+            if not self._turns.allows(model, now, workers):
                 return
-            del self._waiting[lost.flight.request_id]
+            self._turns.leave(lost.flight.request_id)
             yield self._next(lost, now)
 
     def _next(self, lost: LostAnswer, now: float) -> Command:
         """Its turn has come."""
         flight = lost.flight
         if not flight.resumes:  # nothing was written
-            moved = self._moved(flight, now)
-            return moved or self._nobody(flight, "no worker could answer this request; retry")
+            pick = self._chooser.decode(flight.ask, self._tried(flight), now)
+            if pick is None:
+                return self._nobody(flight, "no worker could answer this request; retry")
+            return self._move(flight, pick, now)
         pick = self._pick(flight, lost.ask, lost.rest, now)
         if pick is None:
-            return self._nobody(flight, "no worker is left that could write the rest of this answer; retry")
+            return self._nobody(flight, _NOBODY)
         return Start(request_id=flight.request_id, plan=self._go(flight, lost.ask, pick, now))
 
     def _nobody(self, flight: Flight, reason: str) -> Refuse:
@@ -253,17 +255,16 @@ class Recovery:
     def _look_for_writers(self, now: float) -> None:
         """Who waits for one at all? Those whose turn is far off, too: each of them is to wait as long as the others."""
         chances: dict[str, Chances] = {}
-        for request_id, lost in self._waiting.items():
-            model = lost.ask.facts.model
-            if model not in chances:
-                chances[model] = self._chances(lost, now)
-            nobody = chances[model].only_soon(self._tried(lost.flight))
+        for lost in self._turns:
+            if lost.model not in chances:
+                chances[lost.model] = self._chances(lost, now)
+            nobody = chances[lost.model].only_soon(self._tried(lost.flight))
             if nobody is (lost.nobody_since_s is None):
-                self._waiting[request_id] = lost.found(nobody=nobody, now=now)
+                self._turns.wait(lost.found(nobody=nobody, now=now))
 
     def waiting(self, request_id: str) -> LostAnswer | None:
         """An answer that waits for its turn, or for a worker that could write it."""
-        return self._waiting.get(request_id)
+        return self._turns.get(request_id)
 
     @property
     def leave_s(self) -> float:
@@ -283,13 +284,9 @@ class Recovery:
 
     def leave(self, request_id: str) -> None:
         """The request is over."""
-        self._waiting.pop(request_id, None)
+        self._turns.leave(request_id)
 
 
 def _present(flight: Flight) -> dict[str, str]:
     """Its D alone, of those that had it."""
     return {flight.decode.worker: flight.tried_decode[flight.decode.worker]}
-
-
-def _prefill_s(pick: Pick) -> float:
-    return dict(pick.decision.chosen.items)[Item.PREFILL]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from kvrelay.policy.loss import LossReason
 from kvrelay.types import Value
 
 
 class Resumption(Value, frozen=True, kw_only=True):
     """One loss. Moments are seconds since the request was received, on the router's clock."""
 
-    reason: str
-    """How the loss showed: ``reset``, ``silent``, ``gone``, ``gave_up``, ``forgotten``, ``unasked``; or ``drained``: it
-    was asked to leave."""
+    reason: LossReason
     lost_worker: str
     lost_at: float
     tokens: int
@@ -21,6 +20,8 @@ class Resumption(Value, frozen=True, kw_only=True):
     """``resumed``, ``failed`` or, as long as neither is known, ``open``."""
     worker: str = ""
     """Who writes the rest."""
+    strategy: str = ""
+    """``policy.recover.Strategy``: the one that was predicted to be the cheapest."""
     cached_tokens: int = 0
     """Of the prompt and what was written: predicted to be loaded instead of computed."""
     prefill_s: float = 0.0

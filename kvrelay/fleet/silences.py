@@ -13,10 +13,8 @@ from kvrelay.fleet.loads import Loads
 from kvrelay.fleet.steps import FORGET_S, Steps
 from kvrelay.fleet.suspects import Suspects
 from kvrelay.fleet.workers import Fleet
+from kvrelay.policy.loss import LossReason
 from kvrelay.policy.recover import Patience
-
-FORGOTTEN = "forgotten"
-"""Why an answer leaves a worker that writes others and not this one."""
 
 
 class Silences:
@@ -57,21 +55,19 @@ class Silences:
             return []
         worker, own_s = flight.decode.worker, gap_s if flight.writes else 0.0
         self._note_step(worker, own_s, since_s, now)
+        if self._is_given_up(worker, since_s, now, own_s):
+            return [AbandonDecode(request_id=request_id)]
         forgotten = self._is_forgotten(flight, since_s, now)
         if not forgotten and not self._is_stalled(worker, since_s, now, self._moves(flight), own_s):
             return []
         if not flight.writes and self._waits_for_pages(flight, now):
             return []
-        # A worker may well wake up: as long as nobody else could write, it is waited for, and gets work. Of others that
-        # are not heard either no more can be said: all of them may be well, and this router or its network is not.
-        # After so long a wait whoever failed it earlier may be well again.
-        failed = {worker} if forgotten else self._failed_by(flight)
-        unfit = failed | self.unheard(now)
-        if self._writers(now) <= unfit or self._chooser.decode(flight.ask, unfit, now) is None:
+        # A worker may well wake up: as long as nobody else could write, it is waited for, and gets work.
+        if not self._has_heir(flight, forgotten, now) and not self._is_hopeless(flight, since_s, now):
             return []
         if not forgotten:
             self._stall(worker, now)
-        return [AbandonDecode(request_id=request_id, reason=FORGOTTEN if forgotten else "silent")]
+        return [AbandonDecode(request_id=request_id, reason=LossReason.FORGOTTEN if forgotten else LossReason.SILENT)]
 
     def _note_step(self, worker: str, gap_s: float, since_s: float, now: float) -> None:
         """A stream that hangs would tell its old pace for ever: that is as old as its last word."""
@@ -79,12 +75,42 @@ class Silences:
         if member is not None and now - since_s <= FORGET_S:
             self._steps.saw(worker, member.info.incarnation, gap_s, since_s)
 
+    def _is_given_up(self, worker: str, since_s: float, now: float, own_s: float) -> bool:
+        """Its worker shows no sign of health, and the stream itself is silent, too: one that flows is left alone,
+        whatever became of the heartbeats."""
+        if now - since_s <= self._patience.stream_s or not self._fleet.workers.is_given_up(worker, now):
+            return False
+        return now - since_s > self._patience.silence_s(self._pace_s(worker, now, own_s))
+
+    def _has_heir(self, flight: Flight, forgotten: bool, now: float) -> bool:
+        """Whether somebody else could write. Of others that are not heard either no more can be said: all of them may
+        be well, and this router or its network is not."""
+        # After so long a wait whoever failed it earlier may be well again.
+        failed = {flight.decode.worker} if forgotten else self._failed_by(flight)
+        unfit = failed | self.unheard(now)
+        return not self._writers(now) <= unfit and self._chooser.decode(flight.ask, unfit, now) is not None
+
+    def _is_hopeless(self, flight: Flight, since_s: float, now: float) -> bool:
+        worker_silent_s = self._fleet.workers.silent_s(flight.decode.worker, now)
+        return self._patience.is_hopeless(_silent_s(flight, since_s, now), worker_silent_s, self._forget_s(flight, now))
+
     def _is_forgotten(self, flight: Flight, since_s: float, now: float) -> bool:
-        is_begun = flight.writes or flight.resumes > 0
-        if not is_begun or now - since_s <= self._patience.alone_s:  # nearly always
+        if now - since_s <= self._patience.alone_s:  # nearly always
             return False
         makes_progress = self._fleet.workers.silent_s(flight.decode.worker, now) <= self._patience.worker_s
-        return makes_progress and self._patience.is_forgotten(now - since_s, self._moves(flight))
+        return makes_progress and _silent_s(flight, since_s, now) > self._forget_s(flight, now)
+
+    def _forget_s(self, flight: Flight, now: float) -> float:
+        return self._patience.forget_s(self._due_s(flight, now), self._moves(flight))
+
+    def _due_s(self, flight: Flight, now: float) -> float:
+        """When the first word was to come, as predicted: the last one of an answer in one piece. 0 once there was
+        one."""
+        predicted = flight.timeline.predicted
+        if flight.writes or flight.resumes or predicted is None:
+            return 0.0
+        tokens = flight.ask.facts.max_tokens / flight.ask.sequences if flight.ask.in_one_piece else 0.0
+        return predicted.ttft_s + tokens * max(predicted.tpot_s, self.step_s(flight.decode.worker, now))
 
     def _moves(self, flight: Flight) -> int:
         """How many workers had this answer since its last word, and did not write it."""
@@ -114,17 +140,22 @@ class Silences:
         return {flight.decode.worker} if flight.writes else self._fleet.workers.still(flight.tried_decode)
 
     def silent_prefills(self, now: float) -> Iterator[Command]:
-        """P legs whose worker makes no progress: another computes their prompts. Who tells of none has its lease."""
+        """P legs whose worker makes no progress, or with all but these: another computes their prompts. Who tells of
+        none has its lease."""
         for flight in self._flights.values():
             for leg in flight.legs:
-                held = leg.reservation
-                if held is None or leg.state is LegState.HELD or not self._is_stalled(held.worker, leg.heard_s, now):
+                held, silent_s = leg.reservation, now - leg.heard_s
+                if held is None or leg.state is LegState.HELD or silent_s <= self._patience.stream_s:  # nearly always
                     continue
                 member = self._fleet.workers.get(held.worker)
-                if member is not None and member.progress is not None:
+                if member is None or member.progress is None:
+                    continue
+                if self._is_stalled(held.worker, leg.heard_s, now):
                     self._stall(held.worker, now)
-                    self._suspects.prefill_lost(leg, "silent", now)
-                    yield AbandonPrefill(request_id=flight.request_id, index=leg.index)
+                    self._suspects.prefill_lost(leg, LossReason.SILENT, now)
+                elif silent_s <= self._patience.forget_s(held.due_s):
+                    continue
+                yield AbandonPrefill(request_id=flight.request_id, index=leg.index)
 
     def _is_stalled(self, worker: str, since_s: float, now: float, moves: int = 0, own_s: float = 0.0) -> bool:
         """``own_s``: the pace of the stream itself, if it has one."""
@@ -163,3 +194,8 @@ class Silences:
         if member is not None and member.stalled_s is None:
             self.stalls += 1
             self._fleet.workers.stall(worker, now)
+
+
+def _silent_s(flight: Flight, since_s: float, now: float) -> float:
+    """For how long D could have written; ``since_s``: since it was asked, or wrote last."""
+    return now - (since_s if flight.writes else max(since_s, flight.heard_s))

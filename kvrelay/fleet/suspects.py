@@ -11,7 +11,8 @@ from kvrelay.fleet.flight import Flight, PromptLeg
 from kvrelay.fleet.loads import Loads
 from kvrelay.fleet.workers import Fleet
 from kvrelay.policy.admit import RETRY_AFTER_S
-from kvrelay.policy.suspect import DEADLY, SOON_S, Blame
+from kvrelay.policy.loss import DEADLY, LossReason
+from kvrelay.policy.suspect import SOON_S, Blame
 
 TOGETHER_S = 5.0
 """Losses of one worker within so long of each other are one death: each of its requests notices by itself."""
@@ -42,7 +43,7 @@ class Suspects:
     def __repr__(self) -> str:
         return f"<Suspects {self.ended} ended>"
 
-    def decode_lost(self, flight: Flight, reason: str, now: float) -> None:
+    def decode_lost(self, flight: Flight, reason: LossReason | None, now: float) -> None:
         """The request has lost its D, and holds its place there still. Raises what its client is told when that is
         enough: ``Harmful``, or ``Overloaded`` where all may be well with the request."""
         if flight.writes:
@@ -54,7 +55,7 @@ class Suspects:
                 self.ended += isinstance(error, Harmful)
                 raise error
 
-    def prefill_lost(self, leg: PromptLeg, reason: str, now: float) -> None:
+    def prefill_lost(self, leg: PromptLeg, reason: LossReason | None, now: float) -> None:
         """Its P died or stands still, and the prompt holds its place there still."""
         held = leg.reservation
         if held is not None and self._is_death(held.worker, reason, leg.sent_s):
@@ -70,27 +71,29 @@ class Suspects:
             return Overloaded("several workers failed at this request and may fail at others; retry", RETRY_AFTER_S)
         return Harmful(_why(blame))
 
-    def _is_death(self, worker: str, reason: str, asked_s: float) -> bool:
+    def _is_death(self, worker: str, reason: LossReason | None, asked_s: float) -> bool:
         """Whether the request may be why."""
         match reason:
-            case "silent":
+            case LossReason.SILENT:
                 # Who was not heard since it was asked may have stood still before: what hangs an engine alone does not
                 # keep its worker from saying that it lives.
                 member = self._fleet.workers.get(worker)
                 return member is not None and member.heard_s > asked_s
-            case "failed":
+            case LossReason.FAILED:
                 # Who failed at others before, and has not succeeded since, would have failed at any request.
                 return self._breakers.of(worker).failing_since_s >= asked_s
         return reason in DEADLY
 
-    def _blamed(self, blame: Blame, worker: str, part: int, reason: str, asked_s: float, now: float) -> Blame:
+    def _blamed(
+        self, blame: Blame, worker: str, part: int, reason: LossReason | None, asked_s: float, now: float
+    ) -> Blame:
         """One more death; ``part`` of what the worker had was of this request."""
-        silent_s = self._fleet.workers.silent_s(worker, now) if reason == "silent" else 0.0
+        silent_s = self._fleet.workers.silent_s(worker, now) if reason is LossReason.SILENT else 0.0
         if now - silent_s - asked_s > SOON_S:
             return blame.another_late()
         share = part / self._crowd(worker, now) if self._knows_all else 0.0
         member = self._fleet.workers.get(worker)
-        if reason == "failed" and member is not None:
+        if reason is LossReason.FAILED and member is not None:
             return blame.another_failed(share, worker, member.info.incarnation)
         return blame.another(share)
 

@@ -249,8 +249,16 @@ class Roster(Generic[Info]):
         return [member.info for member in silent]
 
     def given_up(self, now: float) -> list[Info]:
-        """Members without a sign of health for so long that nobody should wait for them."""
-        return [member.info for member in self if now - member.well_s > SILENT_LEASES * self._dead_after_s]
+        """Members without a sign of health for so long that nobody should wait for a word of them that is late."""
+        return [member.info for member in self if self._is_given_up(member, now)]
+
+    def is_given_up(self, name: str, now: float) -> bool:
+        """Whether it is one of those."""
+        member = self._members.get(name)
+        return member is not None and self._is_given_up(member, now)
+
+    def _is_given_up(self, member: Member[Info], now: float) -> bool:
+        return now - member.well_s > SILENT_LEASES * self._dead_after_s
 
 
 class Handoff(Value, frozen=True, kw_only=True):

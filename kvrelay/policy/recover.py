@@ -11,8 +11,13 @@ import msgspec
 from kvrelay.policy.patience import SILENT_LEASES
 from kvrelay.types import Value
 
-MAX_RESUMES = 8
-"""Losses that one answer outlives: enough for a rolling restart, and an end for a request that kills its workers."""
+MAX_IN_A_ROW = 8
+"""Losses that one answer outlives before it gets on."""
+PROGRESS_TOKENS = 16
+"""It got on when so many were written since the last loss. What kills its workers at some token does so wherever it
+goes on from there: a word or two, after which it is not under suspicion (``policy.suspect``), are no progress."""
+MAX_IN_ALL = 32
+"""Losses that one answer outlives however far it gets between them."""
 
 
 MAX_REPLAY_S = 30.0
@@ -22,6 +27,45 @@ them wait no longer than a minute. A beginning that takes longer is not worth it
 
 MAX_DOUBTS = 4.0
 """Most times the usual silence of a worker that an answer bears which was moved without a word of it written."""
+
+
+DUE_MARGIN = 4.0
+"""Times that a first word may take as long as was predicted: queues grow after a prediction."""
+
+
+class Strategy(StrEnum):
+    """Where most of the KV comes from with which an answer goes on."""
+
+    PREFILL = "prefill"
+    """Prompt and journal are computed again."""
+    RESTORE = "restore"
+    """The store beside the worker that was lost has it."""
+    REPLICA = "replica"
+    """Another store has it."""
+    ENGINE = "engine"
+    """The engine that goes on, or computes for it, has it in its own cache."""
+    UNDERWAY = "underway"
+    """Another request has it computed or brought."""
+
+
+class Losses(Value, frozen=True, kw_only=True):
+    """How often one answer lost its worker. To be moved by those who drain a worker is no loss."""
+
+    in_a_row: int = 0
+    """Since it last got on."""
+    in_all: int = 0
+    tokens: int = 0
+    """Written when it was lost last."""
+
+    def another(self, tokens: int) -> Losses:
+        """One more, after ``tokens`` were written of all choices."""
+        got_on = tokens - self.tokens >= PROGRESS_TOKENS
+        return Losses(in_a_row=1 if got_on else self.in_a_row + 1, in_all=self.in_all + 1, tokens=tokens)
+
+    @property
+    def are_too_many(self) -> bool:
+        """The answer ends here."""
+        return self.in_a_row > MAX_IN_A_ROW or self.in_all > MAX_IN_ALL
 
 
 class Manner(StrEnum):
@@ -102,9 +146,18 @@ class Patience(Value, frozen=True, kw_only=True):
         """
         return silent_s > self.silence_s(step_s) and worker_silent_s > self.worker_s * _doubts(moves)
 
-    def is_forgotten(self, silent_s: float, moves: int = 0) -> bool:
-        """Whether a worker that makes progress has ceased to write one of its answers; ``moves`` as above."""
-        return silent_s > self.alone_s * _doubts(moves)
+    def forget_s(self, due_s: float = 0.0, moves: int = 0) -> float:
+        """Longest silence about a request of a worker that makes progress with others; ``moves`` as above. A word of it
+        was predicted within ``due_s``; 0 once there were some."""
+        return self.alone_s * _doubts(moves) + DUE_MARGIN * due_s
+
+    def is_hopeless(self, silent_s: float, worker_silent_s: float, forget_s: float) -> bool:
+        """Whether nobody should wait on where nobody else could write: the client is told instead.
+
+        The engine stands still for so long that it will not wake up, or others were served while it was passed over for
+        many times ``forget_s``.
+        """
+        return min(silent_s, worker_silent_s) > self.alone_s or silent_s > MAX_DOUBTS * forget_s
 
     def silence_s(self, step_s: float) -> float:
         """Longest silence of a stream whose worker takes ``step_s`` for a step and shows no life. One that was slow is

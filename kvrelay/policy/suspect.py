@@ -16,9 +16,6 @@ MAX_LOSSES = 8
 SOON_S = 10.0
 """A worker that had a request for longer did not die of being asked. Its first step comes within this, unless it has a
 queue, and then others are there as well."""
-DEADLY = frozenset({"reset", "failed", "silent"})
-"""Ways to lose a worker that may be the request's doing: it hung up, or failed inside, or stands still. One that was
-never reached, said goodbye or has no room is not among them."""
 
 
 class Blame(Value, frozen=True, kw_only=True):

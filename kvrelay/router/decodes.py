@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvrelay.policy.loss import LossReason
 from kvrelay.router.upstream import Call, Reply, Upstream
 
 
@@ -13,7 +14,7 @@ class Decodes:
         self._id = request_id
         self._opening: Call | None = None
         self._replies: list[Reply] = []
-        self._reason = ""
+        self._reason: LossReason | None = None
         """Why the brain gave the worker up."""
 
     def __repr__(self) -> str:
@@ -32,14 +33,14 @@ class Decodes:
         self._replies.append(reply)
         return reply
 
-    def abandon(self, reason: str) -> None:
+    def abandon(self, reason: LossReason) -> None:
         """The brain gives the worker up."""
         self._reason = reason
         self.drop()
 
-    def take_reason(self, otherwise: str) -> str:
+    def take_reason(self, otherwise: LossReason) -> LossReason:
         """Why the worker was lost; what its connection showed, unless the brain had its own reason."""
-        reason, self._reason = self._reason or otherwise, ""
+        reason, self._reason = self._reason or otherwise, None
         return reason
 
     def drop(self) -> None:

@@ -126,6 +126,7 @@ class Desk:
             received_s=received_s,
             tokenised_s=self._clock(),
             slo=slo,
+            in_one_piece=not request.stream,
         )
         job = Job(
             request_id=request_id,

@@ -21,6 +21,7 @@ from kvrelay.fleet.flight import (
     Waits,
 )
 from kvrelay.fleet.ledger import Timeline
+from kvrelay.policy.loss import LossReason
 from kvrelay.policy.route import Path
 from kvrelay.router import sse
 from kvrelay.router.answers import StreamedAnswer, WholeAnswer
@@ -184,7 +185,7 @@ class Exchange:
             except (Lost, Malformed) as error:
                 self._decodes.drop()
                 reason = loss(error)
-                if reason == "reset":
+                if reason is LossReason.RESET:
                     reason = self._decodes.take_reason(reason)
                 again = self._brain.decode_refused(self._id, self._clock(), reason=reason)
                 if isinstance(again, Waits):
@@ -197,7 +198,7 @@ class Exchange:
 
     async def _decode(self) -> WholeAnswer | StreamedAnswer:
         order = self._brain.decode_order(self._id, self._clock())
-        self._decodes.take_reason("")  # of the worker before
+        self._decodes.take_reason(LossReason.RESET)  # of the worker before
         journaled = self._tap is not None
         body = (
             local_body(self._request, self._job.salt, journaled=journaled)

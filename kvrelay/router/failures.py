@@ -9,6 +9,7 @@ import msgspec
 
 from kvrelay.errors import BadRequest, Failing, Harmful, KvrelayError, Lost, Malformed, Retry, Unasked
 from kvrelay.policy.admit import RETRY_AFTER_S
+from kvrelay.policy.loss import LossReason
 
 CLIENT_CLOSED = 499
 """Status in the ledger of a request whose client went away; nobody receives it."""
@@ -36,15 +37,15 @@ def failure(status: int) -> Lost:
     return failed(f"a worker answered with status {status}")
 
 
-def loss(error: KvrelayError) -> str:
-    """How a worker was lost, in one word."""
+def loss(error: KvrelayError) -> LossReason:
+    """How a worker was lost."""
     match error:
         case Unasked():
-            return "unasked"
+            return LossReason.UNASKED
         case Failing() | Malformed():
-            return "failed"
+            return LossReason.FAILED
         case _:
-            return "reset"
+            return LossReason.RESET
 
 
 def error_body(message: str, status: int, param: str | None = None) -> bytes:

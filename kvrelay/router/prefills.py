@@ -34,7 +34,8 @@ class Prefills:
         obey: Callable[[Iterable[Command]], None],
         refused: Callable[[KvrelayError], bool],
     ) -> None:
-        """``refused`` takes an error that is the request's own; false when D is asked already."""
+        """``refused`` takes an error that is the request's own, before anything of the answer was written; false when D
+        is asked already."""
         self._brain = brain
         self._upstream = upstream
         self._clock = clock
@@ -94,11 +95,12 @@ class Prefills:
         if self._running.get(index) is not task:
             return
         del self._running[index]
-        if isinstance(error, KvrelayError) and not isinstance(error, Lost) and self._refused(error):
+        # A client that has a part of its answer is not told that it asked wrongly: D may compute the rest itself.
+        if not self._lives and isinstance(error, KvrelayError) and not isinstance(error, Lost) and self._refused(error):
             return
         # Only a lost worker is to blame: a leg that was called off says nothing, nor does a request that is wrong.
         blamed = isinstance(error, Lost)
-        reason = loss(error) if isinstance(error, Lost) else ""
+        reason = loss(error) if isinstance(error, Lost) else None
         self._obey(self._brain.prefill_failed(self._id, index, self._clock(), blamed=blamed, reason=reason))
 
     async def settle(self) -> None:

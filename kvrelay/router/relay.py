@@ -11,7 +11,8 @@ from typing import Protocol
 
 import msgspec
 
-from kvrelay.errors import Harmful, KvrelayError, Lost, Malformed
+from kvrelay.errors import Harmful, KvrelayError, Lost, Malformed, Overloaded
+from kvrelay.policy.loss import LossReason
 from kvrelay.router import sse
 from kvrelay.router.answers import Outlet
 from kvrelay.router.continuation import Continuation
@@ -30,8 +31,8 @@ _GONE = "the worker that wrote this answer is gone; send the request again"
 class Lives(Protocol):
     """Whoever finds the next worker."""
 
-    async def go_on(self, reason: str) -> Continuation | None:
-        """The rest from another worker; None when there is none. Raises ``KvrelayError``."""
+    async def go_on(self, reason: LossReason) -> Continuation:
+        """The rest from another worker. Raises ``KvrelayError``."""
 
     def resumed(self) -> None:
         """The first piece of the rest goes to the client."""
@@ -84,11 +85,11 @@ class Relay:
 
     async def blocks(self, first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         """All events of the answer; ``first`` and ``rest`` are those of its first worker."""
-        reason = "reset"
+        reason = LossReason.RESET
         try:
             async for block in self._first_life(first, rest):
                 yield block
-            reason = "gave_up"
+            reason = LossReason.GAVE_UP
         except (Lost, Malformed):
             pass
         while not self._whole and not self._failed and self._tap is not None:
@@ -163,7 +164,7 @@ class Relay:
 
     # ------------------------------------------------------------ other workers
 
-    async def _next_life(self, reason: str) -> AsyncIterator[bytes]:
+    async def _next_life(self, reason: LossReason) -> AsyncIterator[bytes]:
         """What another worker adds. Raises ``Lost`` when that one is lost, too."""
         assert self._tap is not None, "what was not journaled cannot go on"
         assert self._lives is not None, "what is journaled may go on"
@@ -184,17 +185,17 @@ class Relay:
         yield self._ending()
         self._whole = True
 
-    async def _went_on(self, reason: str) -> Continuation | None:
+    async def _went_on(self, reason: LossReason) -> Continuation | None:
         assert self._lives is not None, "what is journaled may go on"
         try:
             return await self._lives.go_on(reason)
         except (Lost, Malformed):
             raise
-        except Harmful as error:
+        except (Harmful, Overloaded) as error:
             self._why = str(error)
             return None
         except KvrelayError:
-            return None  # nobody has room, or a worker refuses the rest: the client has to ask again
+            return None  # a worker refuses the rest: the client has to ask again
 
     def _ending(self) -> bytes:
         """What follows the last token, as far as the client does not have it."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from kvrelay.errors import Unasked
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.flight import Command, Plan, Waits
+from kvrelay.policy.loss import LossReason
 from kvrelay.router.continuation import Continuation, RestOfChoice, rests_of
 from kvrelay.router.decodes import Decodes
 from kvrelay.router.job import Job
@@ -60,7 +61,7 @@ class Succession:
         self._obey = obey
         self._moving: asyncio.Task[None] | None = None
         """From the life that is written now: the next one has nothing to do with it."""
-        self._to_leave: tuple[str, str] | None = None
+        self._to_leave: tuple[str, LossReason] | None = None
         """A worker that was to be left before it wrote anything, and why."""
         self._is_moved = False
         """The next worker was found before the present one was left; its prefills and pulls are under way."""
@@ -73,7 +74,7 @@ class Succession:
 
     # ------------------------------------------------------------ from one that writes
 
-    def leave(self, reason: str) -> None:
+    def leave(self, reason: LossReason) -> None:
         """The present worker is there and writes: it is left once another one is found that writes on at once."""
         if self._lost_s:
             self._to_leave = self._brain.recovery.writer(self._id), reason
@@ -81,7 +82,7 @@ class Succession:
             self._moving = asyncio.create_task(self._move(reason))
             self._moving.add_done_callback(self._moved)
 
-    async def _move(self, reason: str) -> None:
+    async def _move(self, reason: LossReason) -> None:
         if not await rests_of(self._remains, self._tap, self._tokens):
             return
         open_choices = self._tap.journal.open  # with what was taken meanwhile
@@ -117,33 +118,33 @@ class Succession:
 
     # ------------------------------------------------------------ the client has all of the life before
 
-    async def go_on(self, reason: str) -> Continuation | None:
-        """The rest of the answer from another worker; None when there is none. Raises ``Lost``, ``Malformed``, ..."""
+    async def go_on(self, reason: LossReason) -> Continuation:
+        """The rest of the answer from another worker. Raises ``KvrelayError``."""
         self._lost_s = self._wait.since_s or self._lost_s or self._clock()
         self._wait.leave()
         self._stay()
         self._decodes.drop()
         reason = self._decodes.take_reason(reason)
         rests = await rests_of(self._remains, self._tap, self._tokens)
-        if not self._is_next_found([rest.index for rest in rests], reason):
-            return None
+        self._find_next([rest.index for rest in rests], reason)
         await self._turn.wait()
         legs = [(rest, await self._open_rest(rest)) for rest in rests]
         self._continuation = Continuation(legs, self._wait)
         return self._continuation
 
-    def _is_next_found(self, open_choices: list[int], reason: str) -> bool:
-        """Whether these choices go on, now or when their turn comes; what they wait for is under way then."""
+    def _find_next(self, open_choices: list[int], reason: LossReason) -> None:
+        """These choices go on, now or when their turn comes; what they wait for is under way. Raises ``Harmful``,
+        ``Overloaded``."""
         is_moved, self._is_moved = self._is_moved, False
         if is_moved and open_choices:
-            return True
+            return
         self._turn.renew()
         now = self._clock()
-        plan = self._brain.recovery.lost(self._id, self._remains.rest(open_choices), reason=reason, now=now)
-        if plan is not None:
+        try:
+            plan = self._brain.recovery.lost(self._id, self._remains.rest(open_choices), reason=reason, now=now)
             self._begin(plan, open_choices)
-        self._obey(self._brain.waits.flush(now))
-        return plan is not None
+        finally:
+            self._obey(self._brain.waits.flush(now))
 
     def _begin(self, plan: Plan | Waits, open_choices: list[int]) -> None:
         """Have done what these choices, cut off here, wait for before they go on."""
@@ -156,7 +157,8 @@ class Succession:
         """Raises ``Lost``, ``Rejected``, ``Overloaded``."""
         order = self._brain.decode_order(self._id, self._clock())
         if not self._decodes:
-            self._decodes.take_reason("")  # of the worker before, which may be given up again while this one is awaited
+            # Of the worker before, which may be given up again while this one is awaited.
+            self._decodes.take_reason(LossReason.RESET)
         body = self._remains.body(rest.index, order, self._salt)
         self._wait.begin()
         reply = await self._decodes.open(f"{order.url}{self._remains.request.kind.path}", body, f"-r{rest.index}")

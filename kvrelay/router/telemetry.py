@@ -43,6 +43,9 @@ class Telemetry:
         self._resumes = self._counters(
             "kvrelay_resumes", "Answers that lost their decode worker, by how.", "reason", "outcome"
         )
+        self._strategies = self._counters(
+            "kvrelay_resume_strategies", "Answers that another worker went on with, by what won.", "strategy"
+        )
         self._pauses = self._histogram(
             "kvrelay_resume_pause_seconds", "Last piece before a loss to first piece after it."
         )
@@ -77,6 +80,8 @@ class Telemetry:
             self._ttft.observe(first)
         for loss in timeline.resumptions:
             self._resumes.of(loss.reason, loss.outcome).inc()
+            if loss.strategy and loss.outcome == "resumed":
+                self._strategies.of(loss.strategy).inc()
             if loss.pause_s is not None:
                 self._pauses.observe(loss.pause_s)
         self._transfers.observe(timeline)

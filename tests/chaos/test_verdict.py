@@ -44,6 +44,31 @@ def test_a_tally_keeps_the_pauses_of_right_answers_and_what_went_wrong() -> None
     assert "question 3" in tally.failures[0]
 
 
+def test_what_was_not_answered_is_counted_by_what_was_said_of_it() -> None:
+    tally = Tally()
+    for number in range(2):
+        tally.add(Seen(status=503, said=f"{number}.5 s of work wait; retry"), WHOLE, "q")
+    tally.add(Seen(text="one", status=200, error=True, said="its worker is gone"), WHOLE, "q")
+    tally.add(Seen(text="one", status=200), WHOLE, "q")
+    tally.add(Seen(), WHOLE, "q")
+    tally.add(Seen(cancelled=True, status=200), WHOLE, "q")
+    tally.add(Seen(text=WHOLE, status=200, done=True), WHOLE, "q")
+    assert tally.causes == {
+        "refused with 503: N s of work wait; retry": 2,
+        "ended: its worker is gone": 1,
+        "cut: its connection broke": 1,
+        "cut: no answer at all": 1,
+    }
+
+
+def test_of_causes_that_differ_each_time_only_some_are_told() -> None:
+    tally = Tally()
+    for number in range(100):
+        tally.add(Seen(status=500, said="x" * number), WHOLE, "q")
+    assert len(tally.causes) == 33
+    assert tally.causes.total() == 100
+
+
 @pytest.mark.parametrize(
     ("line", "held"),
     [

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from msgspec.structs import replace
+
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.experience import Learned, kind_of
 from kvrelay.fleet.flight import AbandonDecode, Rest
@@ -70,9 +72,9 @@ class Beats:
             beat = Heartbeat(name=info.name, incarnation=info.incarnation, healthy=True, counts={}, progress=done)
             self.brain.members.heartbeat(info, beat, now)
 
-    def asked(self) -> str:
-        """``r0`` is with P and with D; its transfer."""
-        begun(self.brain, ask("r0", (7, 1000)))
+    def asked(self, **more: Any) -> str:
+        """``r0`` is with P and with D; its transfer. ``more`` is said of it."""
+        begun(self.brain, replace(ask("r0", (7, 1000)), **more))
         transfer = "r0/0/0"
         self.brain.prefill_sent("r0", 0.0)
         self.brain.transfer_event(TransferEvent(store="s1", transfer=transfer, stage=Stage.LAST_CHUNK), 0.1)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import msgspec
 import pytest
 from msgspec.structs import replace
 
+from kvrelay.errors import Overloaded
 from kvrelay.fleet.brain import Brain
-from kvrelay.fleet.flight import Plan, Rest, Start, Waits
+from kvrelay.fleet.flight import Ask, DispatchDecode, Plan, Rest, Start, Waits
 from kvrelay.fleet.workers import Member, Roster
 from kvrelay.policy.admit import Slo
+from kvrelay.policy.loss import LossReason
 from kvrelay.policy.recover import Manner, Pace
 from kvrelay.types import Role, WorkerInfo
-from tests.fleet.beats import PROMPT, rest
-from tests.fleet.known import ask, known_brain, member
-from tests.fleet.values import begun
+from tests.fleet.beats import PROMPT, WRITTEN, rest
+from tests.fleet.known import Told, ask, known_brain, member, prompt_names
+from tests.fleet.values import begun, store
 
 
 def writing(brain: Brain, *, refusals: int = 0) -> str:
@@ -31,7 +34,7 @@ def writing(brain: Brain, *, refusals: int = 0) -> str:
 
 
 def leave(brain: Brain) -> Plan | None:
-    return brain.recovery.hand_over("r0", rest(), reason="drained", now=1.0)
+    return brain.recovery.hand_over("r0", rest(), reason=LossReason.DRAINED, now=1.0)
 
 
 def test_an_answer_leaves_a_worker_that_drains_for_one_that_refused_it_long_ago() -> None:
@@ -46,15 +49,16 @@ def test_an_answer_leaves_a_worker_that_drains_for_one_that_refused_it_long_ago(
 def test_an_answer_that_lost_its_worker_goes_on_at_one_that_refused_it_long_ago() -> None:
     brain = known_brain([], [("d0", "s1"), ("d1", "s1")])
     writing(brain, refusals=1)
-    plan = brain.recovery.lost("r0", rest(), reason="reset", now=1.0)
+    plan = brain.recovery.lost("r0", rest(), reason=LossReason.RESET, now=1.0)
     assert isinstance(plan, Plan)
 
 
 def test_whoever_failed_the_rest_is_not_asked_for_it_again() -> None:
     brain = known_brain([], [("d0", "s1"), ("d1", "s1")])
     writing(brain)
-    assert isinstance(brain.recovery.lost("r0", rest(), reason="reset", now=1.0), Plan)
-    assert brain.recovery.lost("r0", rest(), reason="reset", now=1.1) is None
+    assert isinstance(brain.recovery.lost("r0", rest(), reason=LossReason.RESET, now=1.0), Plan)
+    with pytest.raises(Overloaded, match="no worker is left"):
+        brain.recovery.lost("r0", rest(), reason=LossReason.RESET, now=1.1)
 
 
 @pytest.mark.parametrize("asked", [False, True])
@@ -65,7 +69,7 @@ def test_who_was_to_write_the_rest_is_not_to_blame_before_it_is_asked(asked: boo
     assert leave(brain) is not None
     if asked:
         brain.decode_order("r0", 1.0)
-    assert isinstance(brain.recovery.lost("r0", rest(), reason="unasked", now=1.0), Plan)
+    assert isinstance(brain.recovery.lost("r0", rest(), reason=LossReason.UNASKED, now=1.0), Plan)
     assert len(brain.outcomes.breakers) == asked
 
 
@@ -76,7 +80,7 @@ def test_a_worker_that_drains_is_not_left_for_a_turn_that_has_not_come() -> None
         begun(brain, ask(f"r{number}", (20 + number, 2000)))
         brain.first_token(f"r{number}", 0.5)
         other = Rest(ask=ask(f"r{number}", (40 + number, 2000)), tokens=1)
-        brain.recovery.lost(f"r{number}", other, reason="reset", now=0.9)
+        brain.recovery.lost(f"r{number}", other, reason=LossReason.RESET, now=0.9)
     brain.drains.begin(worker, 1.0)
     before, reserved = brain.ledger.get("r0"), dict(brain.loads.sequences)
     assert leave(brain) is None
@@ -104,7 +108,7 @@ def test_a_worker_that_is_drained_is_not_to_blame() -> None:
     for command in brain.drains.hand_over("d0", 1.0):
         name = command.request_id
         moved = Rest(ask=ask(name, (int(name[1:]), 50), (9, 40)), tokens=40)
-        assert brain.recovery.hand_over(name, moved, reason="drained", now=1.0) is not None
+        assert brain.recovery.hand_over(name, moved, reason=LossReason.DRAINED, now=1.0) is not None
     assert brain.loads.sequences["d0"] == 0
     brain.drains.undo("d0")
     assert brain.outcomes.breakers.allows("d0", 1.1)
@@ -126,7 +130,8 @@ def test_what_takes_too_long_to_write_again_is_not(tokens: int, goes_on: bool) -
     brain = replaying()
     writing(brain)
     again = rest(manner=Manner.REPLAY, replay_tokens=tokens)
-    assert (brain.recovery.lost("r0", again, reason="reset", now=1.0) is not None) is goes_on
+    with nullcontext() if goes_on else pytest.raises(Overloaded):
+        brain.recovery.lost("r0", again, reason=LossReason.RESET, now=1.0)
     brain.check_invariants()
 
 
@@ -135,9 +140,11 @@ def test_a_worker_that_drains_keeps_what_would_take_too_long_elsewhere() -> None
     worker = writing(brain)
     brain.drains.begin(worker, 1.0)
     again = rest(manner=Manner.REPLAY, replay_tokens=4_000)
-    assert brain.recovery.hand_over("r0", again, reason="drained", now=1.0) is None
+    assert brain.recovery.hand_over("r0", again, reason=LossReason.DRAINED, now=1.0) is None
     assert brain.decode_order("r0", 1.0).worker == worker
-    assert brain.recovery.hand_over("r0", rest(manner=Manner.REPLAY, replay_tokens=2_000), reason="drained", now=1.0)
+    assert brain.recovery.hand_over(
+        "r0", rest(manner=Manner.REPLAY, replay_tokens=2_000), reason=LossReason.DRAINED, now=1.0
+    )
 
 
 @pytest.mark.parametrize(("now", "goes_on"), [(1.0, False), (20.0, True)])
@@ -149,7 +156,8 @@ def test_a_worker_whose_steps_took_long_some_time_ago_may_write_again(now: float
     assert brain.decode_order("r1", 0.5).worker != brain.decode_order("r0", 0.5).worker
     brain.silences.unanswered("r1", 0.5, 0.6, 1.0)
     again = rest(manner=Manner.REPLAY, replay_tokens=40)
-    assert (brain.recovery.lost("r0", again, reason="reset", now=now) is not None) is goes_on
+    with nullcontext() if goes_on else pytest.raises(Overloaded):
+        brain.recovery.lost("r0", again, reason=LossReason.RESET, now=now)
 
 
 def test_a_worker_that_forgets_answers_is_not_to_blame() -> None:
@@ -159,7 +167,7 @@ def test_a_worker_that_forgets_answers_is_not_to_blame() -> None:
         brain.first_token(f"r{number}", 0.1)
     for number in range(12):
         other = Rest(ask=ask(f"r{number}", (number, 50), (9, 40)), tokens=40)
-        assert brain.recovery.lost(f"r{number}", other, reason="forgotten", now=31.0) is not None
+        assert brain.recovery.lost(f"r{number}", other, reason=LossReason.FORGOTTEN, now=31.0) is not None
     assert (brain.outcomes.breakers.opened, len(brain.outcomes.breakers)) == (0, 0)
 
 
@@ -173,7 +181,7 @@ def test_an_answer_waits_for_its_only_worker_to_start_again() -> None:
     writing(brain)
     brain.members.link(member("d0", Role.DECODE), 1)
     brain.members.link(member("d0", Role.DECODE), -1)
-    assert isinstance(brain.recovery.lost("r0", rest(), reason="reset", now=1.0), Waits)
+    assert isinstance(brain.recovery.lost("r0", rest(), reason=LossReason.RESET, now=1.0), Waits)
     assert list(brain.recovery.turn(1.5)) == []
     reborn(brain, "d0", 2.0)
     (start,) = brain.recovery.turn(2.0)
@@ -184,11 +192,11 @@ def test_an_answer_waits_for_its_only_worker_to_start_again() -> None:
 def test_an_answer_goes_on_at_a_worker_that_failed_it_and_started_again_since() -> None:
     brain = known_brain([], [("d0", "s1"), ("d1", "s1")])
     lost = writing(brain)
-    assert isinstance(brain.recovery.lost("r0", rest(), reason="reset", now=1.0), Plan)
+    assert isinstance(brain.recovery.lost("r0", rest(), reason=LossReason.RESET, now=1.0), Plan)
     brain.members.link(member(lost, Role.DECODE), 1)
     brain.members.link(member(lost, Role.DECODE), -1)
     reborn(brain, lost, 2.0)
-    assert isinstance(brain.recovery.lost("r0", rest(), reason="reset", now=2.1), Plan)
+    assert isinstance(brain.recovery.lost("r0", rest(), reason=LossReason.RESET, now=2.1), Plan)
     assert brain.decode_order("r0", 2.1).worker == lost
     brain.check_invariants()
 
@@ -204,7 +212,7 @@ def looks(waiting: int, monkeypatch: pytest.MonkeyPatch, hang_ups: int = 1) -> i
         members.stall(name, 1.0)
     for number in range(waiting):
         lost = Rest(ask=ask(f"r{number}", (number, 20)), tokens=1)
-        assert isinstance(brain.recovery.lost(f"r{number}", lost, reason="reset", now=1.0), Waits)
+        assert isinstance(brain.recovery.lost(f"r{number}", lost, reason=LossReason.RESET, now=1.0), Waits)
 
     def each(roster: Roster[WorkerInfo]) -> Iterator[Member[WorkerInfo]]:
         nonlocal count
@@ -250,7 +258,9 @@ def dying(brain: Brain, streams: int) -> dict[str, Rest]:
 def test_a_death_with_many_streams_is_no_storm_of_prompts() -> None:
     brain = known_brain([], [("d0", "s1"), ("d1", "s1")])
     rests = dying(brain, 40)
-    plans = {name: brain.recovery.lost(name, rest, reason="reset", now=DEATH_S) for name, rest in rests.items()}
+    plans = {
+        name: brain.recovery.lost(name, rest, reason=LossReason.RESET, now=DEATH_S) for name, rest in rests.items()
+    }
     assert len(plans) >= 10
     assert all(plans.values()), "nobody is given up"
     begun_s = {name: 0.0 for name, plan in plans.items() if isinstance(plan, Plan)}
@@ -280,7 +290,121 @@ def test_short_prompts_pass_a_long_one_and_not_for_ever() -> None:
         for number, (name, (lost_s, tokens)) in enumerate(losses.items()):
             if lost_s == now:
                 again = Rest(ask=ask(name, (40 + number, tokens)), tokens=1)
-                plan = brain.recovery.lost(name, again, reason="reset", now=now)
+                plan = brain.recovery.lost(name, again, reason=LossReason.RESET, now=now)
                 assert isinstance(plan, Plan if name == "r0" else Waits), "the first one has all that is spent at once"
         turns += [command.request_id for command in brain.recovery.turn(now)]
     assert turns == ["r2", "r3", "r1", "r4"]
+
+
+def of_another_model(asked: Ask) -> Ask:
+    return replace(asked, facts=replace(asked.facts, model="other"))
+
+
+def test_deaths_of_one_model_keep_no_answer_of_another_one_waiting() -> None:
+    brain = known_brain([], [("d0", "s1"), ("d1", "s1")])
+    for name in ("e0", "e1"):
+        brain.register_worker(replace(member(name, Role.DECODE), model="other"), 0.0)
+    for number in range(8):
+        begun(brain, ask(f"r{number}", (number, 2000)))
+        brain.first_token(f"r{number}", 0.5)
+        other = of_another_model(ask(f"x{number}", (number, 2000)))
+        begun(brain, other)
+        brain.first_token(f"x{number}", 0.5)
+    for number in range(8):
+        again = Rest(ask=ask(f"r{number}", (40 + number, 2000)), tokens=1)
+        brain.recovery.lost(f"r{number}", again, reason=LossReason.RESET, now=1.0)
+    waiting = len(brain.recovery)
+    assert waiting > 0
+    other = of_another_model(ask("x0", (80, 2000)))
+    assert isinstance(brain.recovery.lost("x0", Rest(ask=other, tokens=1), reason=LossReason.RESET, now=1.0), Plan)
+    other = of_another_model(ask("x1", (81, 2000)))
+    assert isinstance(brain.recovery.lost("x1", Rest(ask=other, tokens=1), reason=LossReason.RESET, now=1.0), Waits)
+    assert "x1" in [command.request_id for command in brain.recovery.turn(1.2)]
+    brain.check_invariants()
+
+
+def test_a_death_before_the_first_words_is_no_storm_of_prompts_either() -> None:
+    brain = known_brain([], [("d0", "s1"), ("d1", "s1")])
+    lost = []
+    for number in range(20):
+        begun(brain, ask(f"r{number}", (number, 2000)))
+        if brain.decode_order(f"r{number}", 0.0).worker == "d0":
+            lost.append(f"r{number}")
+    at_once = [name for name in lost if isinstance(refused(brain, name), DispatchDecode)]
+    assert len(at_once) == 1, "it has all that is spent at once"
+    assert len(brain.recovery) == len(lost) - 1
+    begun_s = {
+        command.request_id: tenth / 10
+        for tenth in range(10, 300)
+        for command in brain.recovery.turn(tenth / 10)
+        if isinstance(command, DispatchDecode)
+    }
+    assert sorted([*at_once, *begun_s]) == sorted(lost), "all are asked again"
+    for count, now in enumerate(begun_s.values(), start=1):
+        assert PROMPT_S * count <= 2 * (Pace().burst_s + Pace().share * (now - 1.0)) + PROMPT_S
+    assert brain.decode_order(lost[-1], 30.0).worker == "d1"
+    brain.check_invariants()
+
+
+def refused(brain: Brain, name: str) -> DispatchDecode | Waits | None:
+    return brain.decode_refused(name, 1.0, reason=LossReason.RESET)
+
+
+# ---------------------------------------------------------------- how often
+
+
+def lose(brain: Brain, tokens: int, now: float) -> None:
+    """The D of ``r0`` dies after so many tokens; the next one writes, and the dead one is there again."""
+    again = replace(rest(), tokens=tokens)
+    lost = brain.recovery.writer("r0")
+    brain.recovery.lost("r0", again, reason=LossReason.RESET, now=now)
+    brain.register_worker(replace(member(lost, Role.DECODE), incarnation=f"i{now}"), now)
+    brain.decode_order("r0", now)
+    brain.recovery.resumed("r0", 0.1, now + 1.0)
+
+
+@pytest.mark.parametrize(("tokens", "deaths"), [(1, 8), (15, 8), (16, 32)])
+def test_a_request_takes_more_workers_with_it_only_when_it_gets_on_between(tokens: int, deaths: int) -> None:
+    brain = known_brain([], [("d0", "s1"), ("d1", "s1")])
+    writing(brain)
+    for number in range(1, deaths + 1):
+        lose(brain, number * tokens, 100.0 * number)
+    with pytest.raises(Overloaded, match="too often"):
+        lose(brain, (deaths + 1) * tokens, 100.0 * (deaths + 1))
+
+
+def test_to_be_moved_by_those_who_drain_workers_is_no_loss() -> None:
+    brain = known_brain([], [("d0", "s1"), ("d1", "s1")])
+    worker = writing(brain)
+    for number in range(1, 30):
+        brain.drains.begin(worker, 100.0 * number)
+        plan = brain.recovery.hand_over("r0", rest(), reason=LossReason.DRAINED, now=100.0 * number)
+        assert plan is not None
+        brain.drains.undo(worker)
+        worker = brain.decode_order("r0", 100.0 * number).worker
+        brain.recovery.resumed("r0", 0.1, 100.0 * number + 1)
+    assert isinstance(brain.recovery.lost("r0", rest(), reason=LossReason.RESET, now=9000.0), Plan)
+
+
+# ---------------------------------------------------------------- by which strategy
+
+
+@pytest.mark.parametrize(
+    ("holder", "strategy"),
+    [(None, "prefill"), (store("s1"), "restore"), (store("s2", "127.0.0.1:9002"), "replica"), ("engine", "engine")],
+    ids=["nobody has it", "the store of the dead worker", "another store", "the engine that goes on"],
+)
+def test_the_strategy_that_won_is_kept(holder: object, strategy: str) -> None:
+    brain = known_brain([], [("d0", "s1")])
+    writing(brain)
+    brain.register_worker(member("d1", Role.DECODE, "s1" if strategy == "restore" else "s2"), 0.5)
+    if strategy == "replica":
+        brain.members.register_store(replace(store("s2", "127.0.0.1:9002"), capacity_bytes=1 << 30), 0.5)
+    if holder is not None:
+        info = member("d1", Role.DECODE, "s2") if isinstance(holder, str) else holder
+        Told(brain).has(info, prompt_names(PROMPT, WRITTEN), 0.6)  # type: ignore[arg-type]
+    assert isinstance(brain.recovery.lost("r0", rest(), reason=LossReason.RESET, now=1.0), Plan)
+    timeline = brain.ledger.get("r0")
+    assert timeline is not None
+    (loss,) = timeline.resumptions
+    assert (loss.strategy, loss.worker) == (strategy, "d1")

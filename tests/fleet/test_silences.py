@@ -5,9 +5,21 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from kvrelay.errors import Overloaded
 from kvrelay.fleet.experience import Learned, kind_of
-from kvrelay.fleet.flight import AbandonDecode, Command, DispatchDecode, Plan, Refuse, Rest, Start, Waits
+from kvrelay.fleet.flight import (
+    AbandonDecode,
+    AbandonPrefill,
+    Command,
+    DispatchDecode,
+    Plan,
+    Refuse,
+    Rest,
+    Start,
+    Waits,
+)
 from kvrelay.policy.fit import start
+from kvrelay.policy.loss import LossReason
 from kvrelay.protocol.feed import Heartbeat, TransferEvent
 from kvrelay.types import Role, Stage
 from tests.fleet.beats import Beats, rest
@@ -55,7 +67,7 @@ def test_the_rest_goes_to_one_that_is_heard() -> None:
     beats.silent(1.9, mute={mute})
     assert beats.brain.fleet.workers.is_usable(mute, 1.9)
     beats.brain.first_token("r0", 1.9)
-    assert isinstance(beats.brain.recovery.lost("r0", rest(), reason="reset", now=1.9), Plan)
+    assert isinstance(beats.brain.recovery.lost("r0", rest(), reason=LossReason.RESET, now=1.9), Plan)
     assert beats.decode not in (lost, mute)
 
 
@@ -70,7 +82,7 @@ def test_an_answer_that_was_moved_without_a_word_bears_longer_pauses_of_workers(
         while not beats.brain.silences.unanswered("r0", since_s, beats.now):
             beats.steps(beats.now + 0.1, hangs=lost)
         waits_s.append(beats.now - since_s)
-        assert isinstance(beats.brain.recovery.lost("r0", rest(), reason="silent", now=beats.now), Plan)
+        assert isinstance(beats.brain.recovery.lost("r0", rest(), reason=LossReason.SILENT, now=beats.now), Plan)
     assert 1.5 < waits_s[0] < 1.8
     assert 2.0 < waits_s[1] < 2.4
 
@@ -80,7 +92,7 @@ def lost_in_silence(beats: Beats) -> None:
     beats.asked()
     beats.brain.first_token("r0", 0.1)
     beats.steps(0.2)
-    assert isinstance(beats.brain.recovery.lost("r0", rest(), reason="reset", now=3.2), Waits)
+    assert isinstance(beats.brain.recovery.lost("r0", rest(), reason=LossReason.RESET, now=3.2), Waits)
     assert list(beats.brain.recovery.turn(3.3)) == []
 
 
@@ -107,7 +119,7 @@ def refused_in_silence(beats: Beats) -> str:
     beats.asked()
     beats.steps(0.2)
     lost = beats.decode
-    assert isinstance(beats.brain.decode_refused("r0", 3.2, reason="reset"), Waits)
+    assert isinstance(beats.brain.decode_refused("r0", 3.2, reason=LossReason.RESET), Waits)
     assert list(beats.brain.recovery.turn(3.3)) == []
     return lost
 
@@ -153,7 +165,7 @@ def test_answers_that_wait_for_their_turn_outlive_a_moment_in_which_nobody_is_he
     names = [name for name in names if recovery.writer(name) == "d0"]
     started: list[Command | Plan] = []
     for number, name in enumerate(names):
-        plan = recovery.lost(name, Rest(ask=ask(name, (100 + number, 500)), tokens=1), reason="reset", now=0.2)
+        plan = recovery.lost(name, Rest(ask=ask(name, (100 + number, 500)), tokens=1), reason=LossReason.RESET, now=0.2)
         started += [plan] if isinstance(plan, Plan) else []
     while beats.now < 7.0:
         beats.steps(beats.now + 0.2)
@@ -183,7 +195,7 @@ def test_an_answer_that_came_slowly_is_waited_for_by_its_own_pace(gap_s: float, 
     while not commands and beats.now < 60.0:
         beats.steps(beats.now + 0.1, hangs=lost)
         commands = beats.brain.silences.unanswered("r0", 0.1, beats.now, gap_s)
-    assert commands == [AbandonDecode(request_id="r0", reason="silent")]
+    assert commands == [AbandonDecode(request_id="r0", reason=LossReason.SILENT)]
     assert left_s < beats.now < left_s + 0.4
 
 
@@ -202,7 +214,7 @@ def test_a_stream_is_waited_for_at_its_own_pace_and_not_at_that_of_others() -> N
     while not commands and beats.now < 60.0:
         beats.steps(beats.now + 0.1, hangs=lost)
         commands = beats.brain.silences.unanswered("r0", 0.2, beats.now, 0.03)
-    assert commands == [AbandonDecode(request_id="r0", reason="silent")]
+    assert commands == [AbandonDecode(request_id="r0", reason=LossReason.SILENT)]
     assert beats.now - 0.2 < 1.8
 
 
@@ -252,7 +264,7 @@ def test_an_answer_that_its_busy_worker_has_forgotten_goes_on_elsewhere() -> Non
     while not commands and beats.now < 60.0:
         beats.steps(beats.now + 0.5)
         commands = beats.brain.silences.unanswered("r0", 0.1, beats.now)
-    assert commands == [AbandonDecode(request_id="r0", reason="forgotten")]
+    assert commands == [AbandonDecode(request_id="r0", reason=LossReason.FORGOTTEN)]
     assert 30.0 < beats.now < 31.0
     assert beats.brain.silences.stalls == 0, "its worker works"
 
@@ -262,7 +274,7 @@ def moved(beats: Beats) -> str:
     beats.asked()
     beats.brain.first_token("r0", 0.1)
     beats.steps(0.2)
-    assert isinstance(beats.brain.recovery.lost("r0", rest(), reason="reset", now=0.2), Plan)
+    assert isinstance(beats.brain.recovery.lost("r0", rest(), reason=LossReason.RESET, now=0.2), Plan)
     return beats.decode
 
 
@@ -274,9 +286,9 @@ def test_a_moved_answer_that_its_busy_worker_has_forgotten_goes_on_elsewhere(oth
     while not commands and beats.now < 200.0:
         beats.steps(beats.now + 0.5)
         commands = beats.brain.silences.unanswered("r0", 0.2, beats.now)
-    assert commands == [AbandonDecode(request_id="r0", reason="forgotten")]
+    assert commands == [AbandonDecode(request_id="r0", reason=LossReason.FORGOTTEN)]
     assert 60.0 < beats.now < 61.0, "it may have queued"
-    assert isinstance(beats.brain.recovery.lost("r0", rest(), reason="forgotten", now=beats.now), Plan)
+    assert isinstance(beats.brain.recovery.lost("r0", rest(), reason=LossReason.FORGOTTEN, now=beats.now), Plan)
     assert beats.decode != second
     beats.brain.check_invariants()
 
@@ -296,6 +308,75 @@ def test_the_only_d_gets_work_however_long_it_is_silent() -> None:
     beats.brain.transfer_event(TransferEvent(store="s1", transfer=transfer, stage=Stage.ARRIVED), 0.3)
     assert beats.silent(9.0) is None
     assert beats.brain.fleet.workers.is_usable("d0", 9.0)
+
+
+def left_s(beats: Beats, since_s: float, reason: LossReason, hangs: str = "") -> float:
+    """When ``r0``, which hears nothing of its D since then, leaves it for this reason."""
+    commands: list[Command] = []
+    while not commands and beats.now < 300.0:
+        beats.steps(beats.now + 0.5, hangs=hangs)
+        commands = beats.brain.silences.unanswered("r0", since_s, beats.now)
+    assert commands == [AbandonDecode(request_id="r0", reason=reason)]
+    return beats.now
+
+
+def test_the_only_d_is_not_waited_for_for_ever_when_its_engine_hangs() -> None:
+    beats = Beats("d0")
+    beats.asked()
+    beats.brain.first_token("r0", 0.1)
+    beats.steps(0.2)
+    assert 30.0 < left_s(beats, 0.2, LossReason.SILENT, hangs="d0") < 31.5
+    with pytest.raises(Overloaded, match="no worker is left"):
+        beats.brain.recovery.lost("r0", rest(), reason=LossReason.SILENT, now=beats.now)
+
+
+def test_the_only_d_is_waited_for_longer_as_long_as_it_works() -> None:
+    beats = Beats("d0")
+    beats.asked()
+    beats.brain.first_token("r0", 0.1)
+    beats.steps(0.2)
+    assert 120.0 < left_s(beats, 0.2, LossReason.FORGOTTEN) < 121.0
+
+
+@pytest.mark.parametrize("in_one_piece", [False, True])
+def test_an_answer_that_its_busy_worker_has_forgotten_before_the_first_word_is_asked_of_another_one(
+    in_one_piece: bool,
+) -> None:
+    beats = Beats("d0", "d1", known=True)
+    transfer = beats.asked(in_one_piece=in_one_piece)
+    beats.brain.prefill_finished("r0", 0, 0, 0.2)
+    beats.brain.transfer_event(TransferEvent(store="s1", transfer=transfer, stage=Stage.ARRIVED), 0.3)
+    first = beats.decode
+    left = left_s(beats, 0.1, LossReason.FORGOTTEN)
+    assert 30.0 < left < 40.0
+    again = beats.brain.decode_refused("r0", left, reason=LossReason.FORGOTTEN)
+    assert isinstance(again, DispatchDecode)
+    assert beats.decode != first
+    assert len(beats.brain.outcomes.breakers) == 0, "it is not to blame"
+    beats.brain.check_invariants()
+
+
+def test_an_answer_in_one_piece_is_waited_for_as_long_as_it_is_predicted_to_take() -> None:
+    beats = Beats("d0", "d1", known=True)
+    longer = ask("r0", (7, 1000))
+    facts = msgspec.structs.replace(longer.facts, max_tokens=4000)
+    transfer = beats.asked(in_one_piece=True, facts=facts)
+    beats.brain.prefill_finished("r0", 0, 0, 0.2)
+    beats.brain.transfer_event(TransferEvent(store="s1", transfer=transfer, stage=Stage.ARRIVED), 0.3)
+    assert 190.0 < left_s(beats, 0.1, LossReason.FORGOTTEN) < 220.0, "4,000 steps of 10 ms, and some patience"
+
+
+def test_a_prompt_that_its_busy_prefill_worker_has_forgotten_is_computed_elsewhere() -> None:
+    beats = Beats("d0", known=True)
+    begun(beats.brain, ask("r0", (7, 1000)))
+    beats.brain.prefill_sent("r0", 0.0)
+    commands: list[Command] = []
+    while not commands and beats.now < 200.0:
+        beats.steps(beats.now + 0.5)
+        commands = list(beats.brain.silences.silent_prefills(beats.now))
+    assert commands == [AbandonPrefill(request_id="r0", index=0)]
+    assert 30.0 < beats.now < 40.0, "it takes a second"
+    assert beats.brain.silences.stalls == 0, "its worker works"
 
 
 def test_a_worker_that_hangs_does_not_get_work_for_dialling_again() -> None:

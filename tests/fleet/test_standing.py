@@ -10,6 +10,7 @@ from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.flight import Rest
 from kvrelay.fleet.standing import Standing
 from kvrelay.policy.admit import Limits
+from kvrelay.policy.loss import LossReason
 from kvrelay.types import Role
 from tests.fleet.known import ask, known_brain, member
 from tests.fleet.values import begun, store
@@ -66,7 +67,7 @@ def test_a_lost_answer_waits_for_its_turn() -> None:
         brain.first_token(f"r{number}", 0.5)
     for number in range(4):
         rest = Rest(ask=ask(f"r{number}", (40 + number, 2000)), tokens=1)
-        brain.recovery.lost(f"r{number}", rest, reason="reset", now=1.0)
+        brain.recovery.lost(f"r{number}", rest, reason=LossReason.RESET, now=1.0)
     told = standing(brain, 1.5, "r3")
     assert (told.waits_for, told.waits_s, told.resumes) == ("pace", 0.5, 1)
 

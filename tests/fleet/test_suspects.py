@@ -7,6 +7,7 @@ import pytest
 from kvrelay.errors import Harmful, Overloaded
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.flight import Condemn, Plan, Refuse, Rest, SendPrefill
+from kvrelay.policy.loss import DEADLY, LossReason
 from kvrelay.types import Role
 from tests.fleet.known import ask, known_brain, member
 from tests.fleet.values import begun
@@ -25,11 +26,11 @@ def beat(brain: Brain, worker: str, now: float) -> None:
     brain.fleet.workers.hear(worker, "i1", healthy=True, counts={}, now=now)
 
 
-def killed(brain: Brain, name: str, now: float, reason: str = "reset", after_s: float = 2.0) -> bool:
+def killed(brain: Brain, name: str, now: float, reason: LossReason = LossReason.RESET, after_s: float = 2.0) -> bool:
     """Its D dies and it goes to another one; False: it does not."""
     worker = asked(brain, name, now)
     beat(brain, worker, now + 0.1)
-    if reason == "failed":
+    if reason is LossReason.FAILED:
         brain.fleet.workers.leave(worker, "i1")
     try:
         return brain.decode_refused(name, now + after_s, reason=reason) is not None
@@ -37,7 +38,7 @@ def killed(brain: Brain, name: str, now: float, reason: str = "reset", after_s: 
         return False
 
 
-def deaths(brain: Brain, name: str, reason: str = "reset", after_s: float = 2.0) -> int:
+def deaths(brain: Brain, name: str, reason: LossReason = LossReason.RESET, after_s: float = 2.0) -> int:
     """How many workers die before the request is stopped or none is left."""
     count = 1
     while killed(brain, name, 100.0 * count, reason, after_s):
@@ -45,8 +46,8 @@ def deaths(brain: Brain, name: str, reason: str = "reset", after_s: float = 2.0)
     return count
 
 
-@pytest.mark.parametrize("reason", ["reset", "failed", "silent"])
-def test_a_request_that_is_alone_takes_two_workers_and_no_more(reason: str) -> None:
+@pytest.mark.parametrize("reason", sorted(DEADLY))
+def test_a_request_that_is_alone_takes_two_workers_and_no_more(reason: LossReason) -> None:
     brain = known_brain([], DECODES)
     begun(brain, ask("r0", (7, 200)))
     assert deaths(brain, "r0", reason) == 2
@@ -57,13 +58,13 @@ def test_a_request_that_is_alone_takes_two_workers_and_no_more(reason: str) -> N
 def test_a_long_answer_in_one_piece_outlives_many_deaths_by_chance() -> None:
     brain = known_brain([], DECODES)
     begun(brain, ask("r0", (7, 200)))
-    assert deaths(brain, "r0", "reset", after_s=60.0) == 8
+    assert deaths(brain, "r0", LossReason.RESET, after_s=60.0) == 8
 
 
 def test_how_long_a_worker_worked_before_it_stood_still_is_what_tells_of_chance() -> None:
     brain = known_brain([], DECODES)
     begun(brain, ask("r0", (7, 200)))
-    assert deaths(brain, "r0", "silent", after_s=40.0) == 2, "it stood still at once, and was waited for"
+    assert deaths(brain, "r0", LossReason.SILENT, after_s=40.0) == 2, "it stood still at once, and was waited for"
 
 
 def test_where_other_routers_have_requests_nobody_is_held_to_be_alone() -> None:
@@ -75,7 +76,7 @@ def test_where_other_routers_have_requests_nobody_is_held_to_be_alone() -> None:
 def failed(brain: Brain, name: str, now: float) -> bool:
     """Its D answers that it failed, and lives; whether it goes to another one. Raises ``Overloaded``."""
     asked(brain, name, now)
-    return brain.decode_refused(name, now + 0.1, reason="failed") is not None
+    return brain.decode_refused(name, now + 0.1, reason=LossReason.FAILED) is not None
 
 
 def test_where_workers_answer_that_they_failed_and_live_its_client_may_ask_again() -> None:
@@ -101,9 +102,9 @@ def test_workers_that_fail_at_everything_do_not_keep_a_request_from_one_that_is_
 def test_a_prompt_at_which_prefill_workers_fail_that_live_may_be_sent_again() -> None:
     brain = known_brain([(f"p{number}", "s1") for number in range(4)], DECODES[:2])
     begun(brain, ask("r0", (7, 2000)))
-    (again,) = brain.prefill_failed("r0", 0, 1.0, reason="failed")
+    (again,) = brain.prefill_failed("r0", 0, 1.0, reason=LossReason.FAILED)
     assert isinstance(again, SendPrefill)
-    (command,) = brain.prefill_failed("r0", 0, 2.0, reason="failed")
+    (command,) = brain.prefill_failed("r0", 0, 2.0, reason=LossReason.FAILED)
     assert isinstance(command, Refuse)
     assert (command.after_s, brain.suspects.ended) == (1.0, 0)
     brain.check_invariants()
@@ -114,12 +115,12 @@ def test_workers_that_were_silent_before_they_were_asked_are_held_against_nobody
     begun(brain, ask("r0", (7, 200)))
     for number in range(1, len(DECODES)):
         asked(brain, "r0", 10.0 * number)
-        assert brain.decode_refused("r0", 10.0 * number + 2.0, reason="silent")
+        assert brain.decode_refused("r0", 10.0 * number + 2.0, reason=LossReason.SILENT)
     assert brain.suspects.ended == 0
 
 
-@pytest.mark.parametrize("reason", ["unasked", "gone", ""])
-def test_workers_that_were_not_reached_or_left_are_held_against_nobody(reason: str) -> None:
+@pytest.mark.parametrize("reason", [LossReason.UNASKED, LossReason.GONE, LossReason.GAVE_UP])
+def test_workers_that_were_not_reached_or_left_are_held_against_nobody(reason: LossReason) -> None:
     brain = known_brain([], DECODES)
     begun(brain, ask("r0", (7, 200)))
     assert deaths(brain, "r0", reason) == len(DECODES)
@@ -142,7 +143,7 @@ def test_all_that_a_worker_had_share_its_death_whoever_tells_of_it_last() -> Non
     for worker in ("d1", "d2"):
         brain.register_worker(member(worker, Role.DECODE), 0.0)
     for number in range(4):
-        assert brain.decode_refused(f"r{number}", 0.1, reason="reset")
+        assert brain.decode_refused(f"r{number}", 0.1, reason=LossReason.RESET)
     shares = [flight.blame.share for flight in brain._flights.values()]
     assert shares == [0.25] * 4
 
@@ -159,9 +160,13 @@ def test_an_answer_that_goes_on_is_held_to_nothing_that_was_before() -> None:
     brain.first_token("r0", 2.0)
     for number in range(1, 5):
         now = 10.0 * number
-        assert isinstance(brain.recovery.lost("r0", rest("r0"), reason="reset", now=now), Plan), "it had written"
+        assert isinstance(brain.recovery.lost("r0", rest("r0"), reason=LossReason.RESET, now=now), Plan), (
+            "it had written"
+        )
         asked(brain, "r0", now)
-        assert isinstance(brain.recovery.lost("r0", rest("r0"), reason="silent", now=now + 6), Plan), "one, by chance"
+        assert isinstance(brain.recovery.lost("r0", rest("r0"), reason=LossReason.SILENT, now=now + 6), Plan), (
+            "one, by chance"
+        )
         asked(brain, "r0", now + 7)
         brain.recovery.resumed("r0", 0.1, now + 8)
     assert brain.suspects.ended == 0
@@ -174,10 +179,10 @@ def test_a_rest_that_kills_two_workers_before_a_word_of_it_is_stopped() -> None:
     asked(brain, "r0")
     brain.first_token("r0", 0.1)
     for number in range(2):
-        assert isinstance(brain.recovery.lost("r0", rest("r0"), reason="reset", now=10.0 * number), Plan)
+        assert isinstance(brain.recovery.lost("r0", rest("r0"), reason=LossReason.RESET, now=10.0 * number), Plan)
         asked(brain, "r0", 10.0 * number)
     with pytest.raises(Harmful, match="2 workers in a row"):
-        brain.recovery.lost("r0", rest("r0"), reason="reset", now=12.0)
+        brain.recovery.lost("r0", rest("r0"), reason=LossReason.RESET, now=12.0)
     timeline = brain.finish("r0", status=502, output_tokens=40, now=12.0)
     assert [each.outcome for each in timeline.resumptions][-1] == "failed"
     assert (brain.in_flight, brain.suspects.ended) == (0, 1)
@@ -187,9 +192,9 @@ def test_a_rest_that_kills_two_workers_before_a_word_of_it_is_stopped() -> None:
 def test_a_prompt_that_kills_two_prefill_workers_reaches_no_third_and_no_d() -> None:
     brain = known_brain([(f"p{number}", "s1") for number in range(4)], DECODES[:2])
     begun(brain, ask("r0", (7, 2000)))
-    (again,) = brain.prefill_failed("r0", 0, 1.0, reason="reset")
+    (again,) = brain.prefill_failed("r0", 0, 1.0, reason=LossReason.RESET)
     assert isinstance(again, SendPrefill)
-    (command,) = brain.prefill_failed("r0", 0, 10.0, reason="reset")
+    (command,) = brain.prefill_failed("r0", 0, 10.0, reason=LossReason.RESET)
     assert isinstance(command, Condemn)
     assert "2 workers in a row" in command.reason
     assert brain.suspects.ended == 1

@@ -14,6 +14,7 @@ import pytest
 from kvrelay.fleet.chooser import Chooser, Open
 from kvrelay.fleet.flight import AbandonDecode, DispatchDecode
 from kvrelay.policy.admit import Slo
+from kvrelay.policy.loss import LossReason
 from kvrelay.router.answers import StreamedAnswer
 from kvrelay.router.desk import Desk
 from kvrelay.router.exchange import Exchange
@@ -309,11 +310,11 @@ async def test_a_worker_that_is_given_up_again_meanwhile_says_nothing_of_the_one
     recovery, reasons = fleet.cluster.router.brain.recovery, list[str]()
     lost = recovery.lost
 
-    def noted(*args: Any, reason: str, **more: Any) -> Any:
+    def noted(*args: Any, reason: LossReason, **more: Any) -> Any:
         reasons.append(reason)
         plan = lost(*args, reason=reason, **more)
         fleet.script.again_after = 3 if len(reasons) == 1 else None
-        desk_of(fleet).obey([AbandonDecode(request_id=ID, reason="gone")])
+        desk_of(fleet).obey([AbandonDecode(request_id=ID, reason=LossReason.GONE)])
         return plan
 
     monkeypatch.setattr(recovery, "lost", noted)

@@ -14,6 +14,7 @@ import pytest
 
 from kvrelay.config import RouterConfig
 from kvrelay.fleet.flight import Plan, PullPages
+from kvrelay.protocol.engine import PrefillLeg
 from kvrelay.protocol.feed import PushOrder
 from kvrelay.router.defaults import Defaults
 from kvrelay.types import Role
@@ -354,6 +355,19 @@ async def test_a_resumption_is_explained(fleet: Fleet) -> None:
     assert {loss["lost_worker"], loss["worker"]} == {"d1", "d2"}
     assert loss["pause_s"] > 0
     assert "resume" in [choice["about"] for choice in record["decision"]]
+
+
+async def test_a_prefill_worker_that_takes_the_rest_for_a_wrong_request_does_not_end_the_answer(fleet: Fleet) -> None:
+    prefill = fleet.cluster.workers["p1"]
+
+    async def then_refuse(_: PrefillLeg) -> None:
+        prefill.refuse = 400
+
+    prefill.on_prefill = then_refuse
+    fleet.script.after = 4
+    cut = await fleet.ask(**USAGE)
+    assert (cut.texts, cut.last) == ({0: TEXT}, b"data: [DONE]")
+    assert len(prefill.bodies()) == 2, "it was asked for the rest as well"
 
 
 # ---------------------------------------------------------------- pages in another node's store

@@ -186,6 +186,8 @@ class Clients:
                 reading.request_id = response.headers.get("x-request-id", "")
                 if response.status == 200:
                     await self._read(response, reading)
+                else:
+                    reading.refused(await response.content.read(_MAX_EVENT_BYTES))
         except aiohttp.ClientError:
             pass  # cut: what was read so far is judged
         except asyncio.CancelledError:
@@ -208,6 +210,7 @@ class _Reading:
         self._text: list[str] = []
         self._pause_s = 0.0
         self._done = self._error = False
+        self._said = ""
         self.status = 0
         self.request_id = self.story = ""
         self.hung = self.cancelled = False
@@ -245,9 +248,17 @@ class _Reading:
             self._done = True
             return
         read = msgspec.json.decode(data)
-        self._error = self._error or "error" in read
+        if "error" in read:
+            self._error, self._said = True, _message(read)
         for choice in read.get("choices", []):
             self._text.append(choice.get("text") or "")
+
+    def refused(self, body: bytes) -> None:
+        """It is no stream."""
+        try:
+            self._said = _message(msgspec.json.decode(body))
+        except msgspec.DecodeError:
+            self._said = repr(body[:100])
 
     def seen(self) -> Seen:
         return Seen(
@@ -255,8 +266,15 @@ class _Reading:
             status=self.status,
             done=self._done,
             error=self._error,
+            said=self._said,
             hung=self.hung,
             story=self.story,
             cancelled=self.cancelled,
             longest_pause_s=self._pause_s,
         )
+
+
+def _message(answer: Any) -> str:
+    """What an error says."""
+    error = answer.get("error") if isinstance(answer, dict) else None
+    return str(error.get("message")) if isinstance(error, dict) else repr(answer)[:100]

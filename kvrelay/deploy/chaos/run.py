@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import aiohttp
 
@@ -15,9 +15,13 @@ from kvrelay.deploy.chaos.lateness import Lateness
 from kvrelay.deploy.chaos.leaks import held
 from kvrelay.deploy.chaos.mending import Unmended, in_time, to_its_end
 from kvrelay.deploy.chaos.script import OF_CLIENTS, Deed, Event, Script
+from kvrelay.deploy.chaos.verdict import Tally, Verdict
 from kvrelay.deploy.chaos.victims import Victims
 from kvrelay.errors import Lost
 from kvrelay.types import Value
+
+_ROUTER = "router"
+"""A kind of target."""
 
 
 class ChaosPlan(Value, frozen=True, kw_only=True):
@@ -49,6 +53,8 @@ class Outcome(Value, frozen=True, kw_only=True):
     streams: dict[str, int]
     """Requests underway when something was done: the least, the median, the most."""
     verdicts: dict[str, int]
+    causes: dict[str, int]
+    """Why requests were not answered that were refused, ended early or cut off, in the words of their answers."""
     longest_pause_s: dict[str, float]
     """Of right answers, by quantile."""
     late_s: float
@@ -61,7 +67,7 @@ class Outcome(Value, frozen=True, kw_only=True):
 
     @property
     def is_good(self) -> bool:
-        """No answer was wrong, none hung, nothing is held or still broken."""
+        """No answer was wrong, hung or was cut off without a reason; nothing is held or still broken."""
         return not self.failures and not self.held and not self.broken
 
 
@@ -99,12 +105,19 @@ async def wreak(
         deeds=dict(Counter(_label(event, kinds) for event in breaker.done)),
         streams=_spread(breaker.streams),
         verdicts={verdict.value: count for verdict, count in sorted(tally.verdicts.items())},
+        causes=dict(tally.causes.most_common()),
         longest_pause_s={f"p{100 * share:g}": round(tally.pause_s(share), 3) for share in (0.5, 0.9, 0.99, 1.0)},
         late_s=round(late.worst_s, 3),
         held=await held(http, url, plan.rest_s),
-        failures=tally.failures,
+        failures=[*tally.failures, *_cut_off(tally, {kinds[event.target] for event in breaker.done if event.target})],
         broken=[str(each) for each in breaker.broken],
     )
+
+
+def _cut_off(tally: Tally, hurt: set[str]) -> Iterator[str]:
+    """A connection breaks only with its router; ``hurt`` are kinds of things."""
+    if (cut := tally.verdicts[Verdict.CUT]) and _ROUTER not in hurt:
+        yield f"{cut} answers were cut off without an error, and nothing was done to a router"
 
 
 def _spread(counts: list[int]) -> dict[str, int]:

@@ -3,6 +3,7 @@ whole."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from enum import StrEnum
 
@@ -12,6 +13,11 @@ from kvrelay.types import Value
 
 MAX_TOLD = 10
 """Failures that are told in words, those with a story left out."""
+
+
+MAX_CAUSES = 32
+MAX_CAUSE_CHARACTERS = 160
+_OTHER = "other causes"
 
 
 class Verdict(StrEnum):
@@ -43,6 +49,8 @@ class Seen(Value, frozen=True, kw_only=True):
     """``[DONE]`` came."""
     error: bool = False
     """An error event came."""
+    said: str = ""
+    """By that, or by a refusal."""
     hung: bool = False
     story: str = ""
     """Of one that hung: what it waited for, as its router says."""
@@ -66,11 +74,27 @@ def judge(seen: Seen, expected: str) -> Verdict:
     return Verdict.RIGHT if seen.done else Verdict.CUT
 
 
+def cause(seen: Seen, verdict: Verdict) -> str | None:
+    """Why a request was not answered, in the words of whoever did not, without their numbers; None when it was, when
+    its client went away, or when what it got is a failure that is told by itself."""
+    said = re.sub(r"\d+(\.\d+)?", "N", seen.said)[:MAX_CAUSE_CHARACTERS]
+    match verdict:
+        case Verdict.REFUSED:
+            return f"{verdict} with {seen.status}: {said}"
+        case Verdict.ENDED:
+            return f"{verdict}: {said}"
+        case Verdict.CUT:
+            return f"{verdict}: {'its connection broke' if seen.status else 'no answer at all'}"
+    return None
+
+
 class Tally:
     """Verdicts and pauses of many requests."""
 
     def __init__(self) -> None:
         self.verdicts: Counter[Verdict] = Counter()
+        self.causes: Counter[str] = Counter()
+        """Of requests that were not answered."""
         self.pauses_s: list[float] = []
         """Longest pause of each right answer."""
         self.failures: list[str] = []
@@ -82,6 +106,8 @@ class Tally:
     def add(self, seen: Seen, expected: str, what: str) -> Verdict:
         verdict = judge(seen, expected)
         self.verdicts[verdict] += 1
+        if (why := cause(seen, verdict)) is not None:
+            self.causes[why if why in self.causes or len(self.causes) < MAX_CAUSES else _OTHER] += 1
         if verdict is Verdict.RIGHT:
             self.pauses_s.append(seen.longest_pause_s)
         elif verdict in (Verdict.WRONG, Verdict.HUNG) and (seen.story or len(self.failures) < MAX_TOLD):
