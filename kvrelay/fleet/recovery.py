@@ -37,7 +37,7 @@ from kvrelay.policy.recover import Manner, Patience, may_replay
 
 _CANNOT = "the worker that wrote this answer is gone, and no other one can go on with it; send the request again"
 _TOO_OFTEN = "workers were lost too often while they wrote this answer; send the request again"
-_NOBODY = "no worker is left that could write the rest of this answer; retry"
+_NOBODY = "no worker is left that could write the rest of this answer; send the request again"
 
 TURN_EVERY_S = 0.05
 """When 2,000 clients hang up at once, 2,000 places are given back: to look at all who wait for each takes seconds."""

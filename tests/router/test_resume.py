@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,9 @@ import msgspec
 import pytest
 
 from kvrelay.config import RouterConfig
-from kvrelay.fleet.flight import Plan, PullPages
+from kvrelay.fleet.chooser import Open
+from kvrelay.fleet.flight import Ask, Plan, PullPages
+from kvrelay.fleet.pick import Pick
 from kvrelay.protocol.engine import PrefillLeg
 from kvrelay.protocol.feed import PushOrder
 from kvrelay.router.defaults import Defaults
@@ -308,6 +310,7 @@ async def test_a_stream_goes_on_elsewhere_when_its_worker_hangs(model_folder: Pa
         assert not fleet.cluster.is_ready(worker), "it gets no new requests either"
         assert await fleet.cluster.metric('kvrelay_resumes_total{outcome="resumed",reason="silent"}') == 1
         assert await fleet.cluster.metric("kvrelay_resume_pause_seconds_count") == 1
+        assert await fleet.cluster.metric("kvrelay_resume_strategies_total") == 1
         fleet.cluster.members[worker].silent = False
         fleet.cluster.members[worker].progress = 2
         await until(lambda: fleet.cluster.is_ready(worker))
@@ -357,8 +360,18 @@ async def test_a_resumption_is_explained(fleet: Fleet) -> None:
     assert "resume" in [choice["about"] for choice in record["decision"]]
 
 
-async def test_a_prefill_worker_that_takes_the_rest_for_a_wrong_request_does_not_end_the_answer(fleet: Fleet) -> None:
-    prefill = fleet.cluster.workers["p1"]
+async def test_a_prefill_worker_that_takes_the_rest_for_a_wrong_request_does_not_end_the_answer(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefill, chooser = fleet.cluster.workers["p1"], fleet.cluster.router.brain._chooser
+
+    def over_p(ask: Ask, tried: Collection[str], now: float) -> Pick | None:
+        ground = chooser.ground(ask.facts.model, now)
+        writers = [at for at, name in enumerate(ground.writing.names) if name not in tried]
+        open_to = Open(readers=range(len(ground.readers)), writers=writers, computing=())
+        return chooser._choose_for_all(ask, ground, open_to, now, may_wait=False)
+
+    monkeypatch.setattr(chooser, "resume", over_p)
 
     async def then_refuse(_: PrefillLeg) -> None:
         prefill.refuse = 400
