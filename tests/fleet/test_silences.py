@@ -406,4 +406,4 @@ def test_a_stream_that_flowed_leaves_an_api_server_that_hangs_before_its_lease_i
             beat = Heartbeat(name=info.name, incarnation="i1", healthy=healthy, counts={}, progress=progress)
             beats.brain.members.heartbeat(info, beat, now)
         commands = beats.brain.silences.unanswered("r0", 0.2, now, gap_s=gap_s)
-        assert commands == ([AbandonDecode(request_id="r0", reason="silent")] if leaves and not well else [])
+        assert commands == ([AbandonDecode(request_id="r0", reason=LossReason.SILENT)] if leaves and not well else [])
