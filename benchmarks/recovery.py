@@ -1,8 +1,8 @@
 """What deaths cost: pauses, answers that are lost or changed, time until all is known again.
 
 ``python -m benchmarks.recovery [--quick] [STAGE ...]`` runs the stages and writes ``results/recovery.json``. Engines
-are simulated, but for the stages ``engines``, ``restarts`` and ``partitions``; routers, links, journals and hand-overs
-are real. Times are of an idle machine.
+are simulated, but for the stages ``engines``, ``replay``, ``restarts`` and ``partitions``; routers, links, journals
+and hand-overs are real. Times are of an idle machine.
 """
 
 from __future__ import annotations

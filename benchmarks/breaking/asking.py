@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -75,7 +76,11 @@ class Knows(Protocol):
 class Asking:
     """Clients of one cluster."""
 
-    def __init__(self, cluster: LocalCluster, http: aiohttp.ClientSession) -> None:
+    def __init__(
+        self, cluster: LocalCluster, http: aiohttp.ClientSession, sampling: Mapping[str, float] | None = None
+    ) -> None:
+        """``sampling``: fields of each request; greedy without."""
+        self._sampling = sampling or {"temperature": 0}
         self.cluster = cluster
         self.http = http
         self.model = cluster.config.model.name or cluster.model.name
@@ -90,9 +95,9 @@ class Asking:
         return self._prompts.of(tokens - len(self._end)) + self._end
 
     async def stream(self, prompt: list[int], count: int, stream: Stream | None = None) -> Stream:
-        """Ask for ``count`` tokens, greedily; ``stream`` is filled as they come."""
+        """Ask for ``count`` tokens; ``stream`` is filled as they come."""
         stream = stream or Stream()
-        body = {"model": self.model, "prompt": prompt, "max_tokens": count, "temperature": 0, "ignore_eos": True}
+        body = {"model": self.model, "prompt": prompt, "max_tokens": count, "ignore_eos": True, **self._sampling}
         url, stream.asked_s = f"{self.cluster.url}/v1/completions", time.monotonic()
         async with self.http.post(url, json=body | {"return_token_ids": True, "stream": True}) as response:
             response.raise_for_status()

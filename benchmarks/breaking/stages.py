@@ -12,6 +12,7 @@ from benchmarks.breaking.drained import drained
 from benchmarks.breaking.loss import spread
 from benchmarks.breaking.paths import paths
 from benchmarks.breaking.real import engines
+from benchmarks.breaking.replay import replay
 from benchmarks.breaking.underway import partitions, restarts
 from kvrelay.cli.draining import Routers
 from kvrelay.deploy.chaos.run import ChaosPlan, wreak
@@ -222,6 +223,7 @@ STAGES = {
     "drain": drain,
     "chaos": chaos,
     "engines": engines,
+    "replay": replay,
     "restarts": restarts,
     "partitions": partitions,
 }

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import psutil
 
 from kvrelay.deploy.local import LocalCluster
 
 
-def processes(cluster: LocalCluster) -> dict[str, set[int]]:
-    """Ids of every process of every member."""
-    roots = {name: psutil.Process(cluster.pid(name)) for name in cluster.names}
+def processes(cluster: LocalCluster, *, but: Collection[str] = ()) -> dict[str, set[int]]:
+    """Ids of every process of every member but some."""
+    roots = {name: psutil.Process(cluster.pid(name)) for name in cluster.names if name not in but}
     return {name: {root.pid, *(child.pid for child in root.children(recursive=True))} for name, root in roots.items()}
 
 

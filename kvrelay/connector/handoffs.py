@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 
 from kvrelay.connector.engine import EngineRequest
+from kvrelay.connector.lookup import Lookup, Shortfall
 from kvrelay.connector.tracked import Tracked
 from kvrelay.errors import Malformed
 from kvrelay.protocol.engine import DecodeLeg, PrefillLeg, read_handoff
@@ -35,6 +36,14 @@ class Handoffs:
             logger.warning("ignoring a hand-off that is not ours: %s", error)
             self._client.report({"handoffs_malformed": 1})
             return None
+
+    def searched(self, lookup: Lookup) -> None:
+        """What ``lookup`` found is used: pages that a transfer was to bring and that lack are computed here."""
+        match lookup.shortfall:
+            case Shortfall.UNHEARD:
+                self._client.report({"handoffs_unheard": 1})
+            case Shortfall.OVER:
+                self._client.report({"handoffs_incomplete": 1})
 
     def begun(self, request: EngineRequest, tracked: Tracked) -> None:
         """The engine scheduled a chunk of ``request``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
+from enum import Enum
 
 from kvrelay.connector.grace import GRACE_S, Grace
 from kvrelay.errors import KvrelayError
@@ -15,6 +16,15 @@ LEASE_S = 60.0
 """Pins outlive the longest load: its deadline counts from its last progress, not from its start."""
 RETRY_S = 0.01
 """Pause before the store is asked again while a transfer has not announced all pages."""
+
+
+class Shortfall(Enum):
+    """Why a hand-off did not bring all pages of its prompt."""
+
+    UNHEARD = "unheard"
+    """The store heard nothing of it, or nothing more, for as long as is waited."""
+    OVER = "over"
+    """It failed, its pages went again, or it is that of another prompt."""
 
 
 class Lookup:
@@ -76,6 +86,13 @@ class Lookup:
                 break
             run.append(page)
         return run
+
+    @property
+    def shortfall(self) -> Shortfall | None:
+        """Once settled: why pages lack that a transfer was to bring; None when none lacks, or none was to come."""
+        if not self._transfers or self._found() == len(self.names):
+            return None
+        return Shortfall.UNHEARD if self._waiting else Shortfall.OVER
 
     def present(self) -> set[int]:
         """Positions among ``names`` that the store has complete, wherever they are."""

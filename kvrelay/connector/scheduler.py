@@ -145,6 +145,7 @@ class SchedulerHalf:
             return
         search, tracked.search = tracked.search, None
         tracked.saves.mark_present(search.own.present(), request.num_tokens)
+        self._handoffs.searched(search.best().lookup)
         if external_tokens == 0:
             search.release()
             return

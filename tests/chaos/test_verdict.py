@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvrelay.deploy.chaos.leaks import _is_held
+from kvrelay.deploy.chaos.leaks import _held
 from kvrelay.deploy.chaos.verdict import Seen, Tally, Verdict, judge
 
 WHOLE = "one two three"
@@ -77,12 +77,25 @@ def test_of_causes_that_differ_each_time_only_some_are_told() -> None:
         ('kvrelay_decode_sequences{role="decode",worker="d"} 2.0', True),
         ('kvrelay_store_count{count="leases_open",store="s"} 1.0', True),
         ('kvrelay_store_count{count="pages_used",store="s"} 7.0', False),
+        ('kvrelay_store_count{count="slots_failed",store="s"} 1.0', True),
+        ('kvrelay_worker_count{count="kv_blocks_used",worker="d"} 3.0', True),
+        ('kvrelay_worker_count{count="handoffs_malformed",worker="d"} 3.0', False),
         ('kvrelay_worker_ready{role="decode",worker="d"} 1.0', False),
         ("# HELP kvrelay_in_flight Requests in flight.", False),
     ],
 )
 def test_what_is_held_shows_in_gauges_that_are_zero_at_rest(line: str, held: bool) -> None:
-    assert _is_held(line) is held
+    assert list(_held(line)) == ([line] if held else [])
+
+
+def occupied(**counts: int) -> str:
+    told = {"slots_occupied": 9, "pages_used": 5, "slots_granted": 4, "slots_failed": 0} | counts
+    return "\n".join(f'kvrelay_store_count{{count="{name}",store="s"}} {count}.0' for name, count in told.items())
+
+
+def test_slots_that_nobody_can_use_are_lost() -> None:
+    assert list(_held(occupied())) == []
+    assert list(_held(occupied(pages_used=3))) == ["s lost 2 slots"]
 
 
 def test_failures_whose_story_is_known_are_told_however_late_they_come() -> None:

@@ -430,6 +430,34 @@ def test_a_hand_off_that_is_not_ours_is_counted_and_ignored(engine: Engine, para
     assert len(engine.step(request, 0, 100)) == 4
 
 
+SHORTFALLS = {"unknown": {"handoffs_unheard": 1}, "over": {"handoffs_incomplete": 1}, "all of it came": None}
+
+
+@pytest.mark.parametrize("transfer", SHORTFALLS)
+@pytest.mark.parametrize("pages", [0, 2])
+def test_a_hand_off_that_brings_less_than_its_prompt_is_counted_once(engine: Engine, transfer: str, pages: int) -> None:
+    request = prompt(100, kv_transfer_params=handoff_params(DecodeLeg(transfers=["t"])))
+    names = names_of(request)
+    engine.client.here = set(names if transfer == "all of it came" else names[:pages])
+    engine.client.live_transfers = {"t"} if transfer == "unknown" else set()
+    engine.arrive(request)
+    engine.half.matched_tokens(request, 0)
+    engine.now = WAIT_S + 0.1
+    found = engine.half.matched_tokens(request, 0)
+    assert found is not None
+    engine.half.allocated(request, [0, 1], found)
+    engine.half.allocated(request, [0, 1], 0)
+    expected = SHORTFALLS[transfer]
+    assert [report for report in engine.client.reports if "handoffs" in str(report)] == ([expected] if expected else [])
+
+
+def test_pages_that_nobody_promised_are_no_hand_off(engine: Engine) -> None:
+    request = engine.arrive(prompt(100))
+    assert engine.half.matched_tokens(request, 0) == 0
+    engine.half.allocated(request, [0, 1], 0)
+    assert engine.client.reports == []
+
+
 def test_after_a_weight_update_nothing_of_before_is_found_or_saved(engine: Engine) -> None:
     before = engine.arrive(prompt(64))
     engine.half.reset()

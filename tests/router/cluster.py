@@ -90,7 +90,10 @@ class Cluster:
         config = Config(router=self.router_config, cluster=ClusterConfig(dead_after_s=self.dead_after_s))
         self.router = Router(config, KEY, self.tokens, self.defaults)
         ready: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
-        api, control = bind_tcp("127.0.0.1", 0), bind_tcp("127.0.0.1", self.router_config.control_port)
+        api, control = (
+            bind_tcp("127.0.0.1", 0),
+            bind_tcp(self.router_config.control_host, self.router_config.control_port),
+        )
         serving = self.router.serve(api, control, lambda url, address: ready.set_result((url, address)))
         await self._background(serving)
         self.url, self.control = await ready

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import msgspec
 import pytest
 import pytest_asyncio
 
@@ -87,7 +86,8 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def tiny_baseline(
     tiny_model: Path, http: aiohttp.ClientSession, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Baseline]:
-    spec = engine_spec(tiny.config(arena_pages=1, kv_blocks=1024), tiny_model, port=free_port(), cpus=(0,))
+    wanted = tiny.config(arena_pages=1, kv_blocks=1024, longest=2048)
+    spec = engine_spec(wanted, tiny_model, port=free_port(), cpus=(0,))
     async with plain_engine(spec, tmp_path_factory.mktemp("tiny-baseline") / "log") as engine:
         yield Baseline(engine.url, http)
 
@@ -98,9 +98,8 @@ async def tiny_baseline(
 async def shaped(request: pytest.FixtureRequest, tiny_model: Path, http: aiohttp.ClientSession) -> AsyncIterator[Probe]:
     """Pools of unlike size, in two nodes."""
     prefill, decode = request.param
-    wanted = tiny.config(arena_pages=512, kv_blocks=256, prefill=prefill, decode=decode)
-    worker = msgspec.structs.replace(wanted.worker, max_model_len=2048)
-    async with LocalCluster(msgspec.structs.replace(wanted, worker=worker), model=tiny_model) as cluster:
+    wanted = tiny.config(arena_pages=512, kv_blocks=256, prefill=prefill, decode=decode, longest=2048)
+    async with LocalCluster(wanted, model=tiny_model) as cluster:
         yield Probe(cluster, http)
 
 

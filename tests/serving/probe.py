@@ -6,18 +6,23 @@ import asyncio
 import contextlib
 import functools
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import aiohttp
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
+from benchmarks.breaking.stopped import processes
 from kvrelay import identity
+from kvrelay.cli.draining import Routers
 from kvrelay.deploy.local import LocalCluster, WorkerView
 from kvrelay.store.client import StoreClient
 from kvrelay.types import Engine, PageName, Role
+from tests.patience import PATIENCE_S
 
+BACK_S = 2 * PATIENCE_S
+"""Longest wait for a member that is whole again."""
 QUIET_S = 30.0
 """Longest wait for everything to come to rest: the longest lease, and a step."""
 
@@ -54,6 +59,14 @@ class Probe:
         return next(worker for worker in self.cluster.workers if worker.role is role)
 
     @property
+    def prefillers(self) -> list[WorkerView]:
+        return [worker for worker in self.cluster.workers if worker.role is Role.PREFILL]
+
+    @property
+    def decoders(self) -> list[WorkerView]:
+        return [worker for worker in self.cluster.workers if worker.role is Role.DECODE]
+
+    @property
     def engine_headers(self) -> dict[str, str]:
         """What an engine wants to see of those who ask it directly."""
         return {"authorization": f"Bearer {self.cluster.engine_key}"}
@@ -64,8 +77,39 @@ class Probe:
         files = sorted(self.cluster.run.scratch.glob("worker-*/engine.json"))
         return msgspec.json.decode(files[0].read_bytes(), type=Engine)
 
+    async def until_ready(self, name: str) -> None:
+        """Return once the router gives ``name`` work again."""
+        async with asyncio.timeout(BACK_S):
+            while not await self._is_ready(name):
+                await asyncio.sleep(0.1)
+
+    async def _is_ready(self, name: str) -> bool:
+        async with self.http.get(f"{self.cluster.url}/health") as response:
+            workers = (await response.json())["workers"]
+        return any(worker["name"] == name and worker["ready"] for worker in workers)
+
+    @contextlib.asynccontextmanager
+    async def without(self, *names: str) -> AsyncIterator[None]:
+        """Inside the block these get no new work."""
+        async with contextlib.AsyncExitStack() as stack:
+            for name in names:
+                routers = await stack.enter_async_context(Routers(self.cluster.controls, self.cluster.key))
+                await routers.drain(name)
+                stack.push_async_callback(routers.drain, name, undo=True)
+            yield
+
+    def processes_but(self, *names: str) -> dict[str, set[int]]:
+        """Ids of the processes of all members but these: the same when nobody else died."""
+        return processes(self.cluster, but=names)
+
     async def metrics(self, url: str) -> dict[str, float]:
         return await read_metrics(self.http, url)
+
+    async def report(self, request_id: str) -> dict[str, Any]:
+        """What the router tells of a request."""
+        async with self.http.get(f"{self.cluster.url}/kvrelay/requests/{request_id}") as response:
+            told: dict[str, Any] = await response.json()
+            return told
 
     async def prompt_tokens(self, role: Role) -> dict[str, float]:
         return await prompt_tokens(self.http, self.worker(role).url)

@@ -18,12 +18,15 @@ SHAPE = TinyShape(layers=2)
 PAGE_TOKENS = BLOCK_TOKENS = 32
 PAGE_BYTES = PAGE_TOKENS * SHAPE.layers * 2 * SHAPE.kv_heads * SHAPE.head_dim * 4
 """Of a page and of an engine's block, in float32."""
+TOOL_PARSER = ("--enable-auto-tool-choice", "--tool-call-parser=hermes")
 FIRST_TOKEN = 3
 """Below it are the special ones."""
 
 
-def config(*, arena_pages: int, kv_blocks: int, stores: int = 2, prefill: int = 1, decode: int = 1) -> Config:
-    """A split cluster in float32, so that equal answers are equal to the byte."""
+def config(
+    *, arena_pages: int, kv_blocks: int, stores: int = 2, prefill: int = 1, decode: int = 1, longest: int = 256
+) -> Config:
+    """A split cluster in float32, so that equal answers are equal to the byte. ``longest``: of prompt and answer."""
     return Config(
         model=ModelConfig(dtype="float32", name=MODEL),
         router=RouterConfig(port=0, control_port=0, local_prefill="never"),
@@ -31,9 +34,10 @@ def config(*, arena_pages: int, kv_blocks: int, stores: int = 2, prefill: int = 
         worker=WorkerConfig(
             kv_cache_bytes=kv_blocks * PAGE_BYTES,
             max_batched_tokens=256,
-            max_model_len=256,
+            max_model_len=longest,
             block_tokens=BLOCK_TOKENS,
             page_tokens=PAGE_TOKENS,
+            vllm_args=TOOL_PARSER,
         ),
         cluster=ClusterConfig(prefill=prefill, decode=decode, stores=stores),
     )

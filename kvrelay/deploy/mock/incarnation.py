@@ -111,7 +111,10 @@ class Incarnation:
             self._feed.register(self._registration())
 
     def _heartbeat(self) -> Heartbeat:
-        counts = {"handoffs_malformed": self._malformed}
+        counts = {
+            "handoffs_malformed": self._malformed,
+            "kv_blocks_used": self.engine.scheduler.cache.used_blocks,
+        }
         return Heartbeat(
             name=self.info.name,
             incarnation=self.info.incarnation,

@@ -10,12 +10,7 @@ import aiohttp
 from benchmarks.breaking.stopped import stopped
 from benchmarks.breaking.wired import Wires
 from kvrelay.deploy.local import LocalCluster, WorkerView
-from kvrelay.types import Role
-from tests.patience import PATIENCE_S
-from tests.serving.probe import Probe
-
-BACK_S = 2 * PATIENCE_S
-"""Longest wait for a member that is whole again."""
+from tests.serving.probe import BACK_S, Probe
 
 
 class Breakable(Probe):
@@ -25,29 +20,21 @@ class Breakable(Probe):
         super().__init__(cluster, http)
         self.wires = wires
 
-    @property
-    def decoders(self) -> list[WorkerView]:
-        return [worker for worker in self.cluster.workers if worker.role is Role.DECODE]
-
     def stopped(self, name: str, *, all_of_it: bool = True) -> contextlib.AbstractContextManager[None]:
         """``name`` stands still inside the block."""
         return stopped(self.cluster.pid(name), all_of_it=all_of_it)
-
-    async def until_ready(self, name: str) -> None:
-        """Return once the router gives ``name`` work again."""
-        async with asyncio.timeout(BACK_S):
-            while not await self._is_ready(name):
-                await asyncio.sleep(0.1)
-
-    async def _is_ready(self, name: str) -> bool:
-        async with self.http.get(f"{self.cluster.url}/health") as response:
-            workers = (await response.json())["workers"]
-        return any(worker["name"] == name and worker["ready"] for worker in workers)
 
     async def busiest(self) -> str:
         """The decode worker that writes most answers: one that failed before is given few until it has answered."""
         running = {worker.name: await self._requests(worker, "running") for worker in self.decoders}
         return max(running, key=running.__getitem__)
+
+    async def until_writing(self, name: str) -> None:
+        """Return once the decode worker ``name`` writes an answer."""
+        (worker,) = [each for each in self.decoders if each.name == name]
+        async with asyncio.timeout(BACK_S):
+            while not await self._requests(worker, "running"):
+                await asyncio.sleep(0.02)
 
     async def until_waiting(self, running: int) -> str:
         """Return the name of a decode worker once it writes ``running`` answers while another request waits there."""

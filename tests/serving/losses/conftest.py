@@ -15,6 +15,6 @@ from tests.serving.losses.breakable import Breakable
 
 @pytest_asyncio.fixture(scope="package", loop_scope="session")
 async def probe(tiny_model: Path, http: aiohttp.ClientSession) -> AsyncIterator[Breakable]:
-    config = tiny.config(arena_pages=2048, kv_blocks=512, prefill=1, decode=2)
+    config = tiny.config(arena_pages=2048, kv_blocks=512, prefill=1, decode=2, longest=1024)
     async with wired(config, tiny_model) as (cluster, wires):
         yield Breakable(cluster, http, wires)

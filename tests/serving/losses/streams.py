@@ -36,6 +36,7 @@ class Answer:
     usages: list[dict[str, Any]] = field(default_factory=list)
     moments_s: list[float] = field(default_factory=list)
     last: str = ""
+    request_id: str = ""
 
     @property
     def longest_pause_s(self) -> float:
@@ -69,6 +70,7 @@ async def read(probe: Probe, body: dict[str, Any], answer: Answer) -> Answer:
     asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
     async with probe.http.post(f"{probe.cluster.url}/v1/completions", json=asked) as response:
         assert response.status == 200, await response.text()
+        answer.request_id = response.headers["x-request-id"]
         async for line in response.content:
             if line.strip():
                 answer.take(line.decode().strip())
@@ -83,9 +85,9 @@ async def equal_baseline(probe: Probe, baseline: Baseline, asked: list[dict[str,
         answer.assert_whole(right)
 
 
-def bodies(seed: int, count: int = STREAMS) -> list[dict[str, Any]]:
+def bodies(seed: int, count: int = STREAMS, answer_tokens: int = ANSWER_TOKENS) -> list[dict[str, Any]]:
     rng = random.Random(seed)
-    made = [tiny.completion(tiny.ids(rng, PROMPT_TOKENS), ANSWER_TOKENS) for _ in range(count)]
+    made = [tiny.completion(tiny.ids(rng, PROMPT_TOKENS), answer_tokens) for _ in range(count)]
     for body in made:
         del body["return_token_ids"]
     return made

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import random
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any
 
 import psutil
 import pytest
 
 from benchmarks.breaking.stopped import processes
 from benchmarks.breaking.wires import Wire
-from kvrelay.cli.draining import Routers
 from tests.serving import tiny
 from tests.serving.conftest import Baseline
-from tests.serving.losses.breakable import BACK_S, Breakable
-from tests.serving.losses.streams import PROMPT_TOKENS, Answer, bodies, equal_baseline, read, streams_through
+from tests.serving.losses.breakable import Breakable
+from tests.serving.losses.streams import Answer, bodies, equal_baseline, read, streams_through
+from tests.serving.losses.whole import whole_again
 from tests.serving.tiny import at_most
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600)]
@@ -86,39 +84,6 @@ async def test_a_partition_of_five_seconds_costs_only_time(
 
 def carried_bytes(probe: Breakable) -> list[int]:
     return [wire.carried_bytes for wire in [*probe.wires.router_and_decode, *probe.wires.stores]]
-
-
-async def whole_again(probe: Breakable, seed: int) -> None:
-    """Each decode worker gets work when the other one is to have none, and loads what P's store pushed."""
-    rng = random.Random(seed)
-    for worker, other in itertools.permutations(probe.decoders):
-        async with without(probe, other.name), asyncio.timeout(BACK_S):
-            loaded = 0
-            while loaded < PROMPT_TOKENS:
-                # One after another: a worker that failed gets no more until it has answered.
-                name, loaded = await loaded_by(probe, tiny.completion(tiny.ids(rng, PROMPT_TOKENS), 10))
-                assert name == worker.name
-
-
-@contextlib.asynccontextmanager
-async def without(probe: Breakable, name: str) -> AsyncIterator[None]:
-    """Inside the block ``name`` gets no new work."""
-    async with Routers(probe.cluster.controls, probe.cluster.key) as routers:
-        await routers.drain(name)
-        try:
-            yield
-        finally:
-            await routers.drain(name, undo=True)
-
-
-async def loaded_by(probe: Breakable, body: dict[str, Any]) -> tuple[str, int]:
-    """Who wrote an answer, and how many tokens of its prompt came from a store."""
-    async with probe.http.post(f"{probe.cluster.url}/v1/completions", json=body) as response:
-        assert response.status == 200, await response.text()
-        name = response.headers["x-request-id"]
-    async with probe.http.get(f"{probe.cluster.url}/kvrelay/requests/{name}") as response:
-        report = await response.json()
-    return report["decode_worker"], report.get("transfer", {}).get("loaded_tokens", 0)
 
 
 @pytest.mark.parametrize("parties", PARTITIONS)

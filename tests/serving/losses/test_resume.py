@@ -85,6 +85,9 @@ async def test_eight_of_eight_streams_outlive_a_worker_that_stops(
 
 UNDERWAY_TRIES = 5
 GREEDY = {"temperature": 0}
+LETTERS = {"type": "string", "pattern": "^[a-z]{100}$"}
+SCHEMA = {"type": "object", "properties": {"word": LETTERS}, "required": ["word"], "additionalProperties": False}
+RESPONSE_FORMAT = {"type": "json_schema", "json_schema": {"name": "word", "strict": True, "schema": SCHEMA}}
 KINDS: dict[str, dict[str, Any]] = {
     "greedy chat": {**GREEDY, "chat": True},
     "two prompts": {**GREEDY, "prompts": 2},
@@ -97,7 +100,26 @@ KINDS: dict[str, dict[str, Any]] = {
     "presence penalty": {**GREEDY, "presence_penalty": 1.5},
     "frequency penalty": {**GREEDY, "frequency_penalty": 0.7},
     "a grammar": {**GREEDY, "structured_outputs": {"regex": "([a-z]{3} ){60}"}, "ignore_eos": False},
+    "a schema": {**GREEDY, "chat": True, "response_format": RESPONSE_FORMAT, "ignore_eos": False},
+    "a stop string": {**GREEDY, "stops": True},
+    "a stop string of a chat": {**GREEDY, "stops": True, "chat": True},
 }
+
+
+async def asked_of(baseline: Baseline, kind: str, number: int) -> tuple[str, dict[str, Any]]:
+    """Route and body of a request of ``kind``."""
+    route, body = body_of(kind, number)
+    if body.pop("stops", False):
+        (text, _) = expected_of(await baseline.ask(route, body))[0]
+        body["stop"] = [stop_of(text)]
+    return route, body
+
+
+def stop_of(text: str) -> str:
+    """What the second half of ``text`` has and the first has not."""
+    places = range(len(text) // 2, len(text) - 3)
+    pieces = ((at, text[at : at + 3]) for at in places)
+    return next(piece for at, piece in pieces if piece.isascii() and text.find(piece) == at)
 
 
 def body_of(kind: str, number: int) -> tuple[str, dict[str, Any]]:
@@ -116,10 +138,16 @@ def body_of(kind: str, number: int) -> tuple[str, dict[str, Any]]:
 
 
 def expected_of(whole: dict[str, Any]) -> dict[int, tuple[str, str]]:
-    return {
-        choice["index"]: (choice["text"] if "text" in choice else choice["message"]["content"], choice["finish_reason"])
-        for choice in whole["choices"]
-    }
+    return {choice["index"]: (said_of(choice), choice["finish_reason"]) for choice in whole["choices"]}
+
+
+def said_of(choice: dict[str, Any]) -> str:
+    """Text of a choice or of a piece of one; what a tool is called with, where it calls one."""
+    if "text" in choice:
+        return str(choice["text"])
+    said = choice["delta"] if "delta" in choice else choice["message"]
+    calls = said.get("tool_calls") or []
+    return (said.get("content") or "") + "".join(call["function"].get("arguments") or "" for call in calls)
 
 
 @dataclass
@@ -139,8 +167,7 @@ class Choices:
         event = json.loads(line.removeprefix("data: "))
         assert "error" not in event, event
         for choice in event["choices"]:
-            said = choice["delta"].get("content") if "delta" in choice else choice["text"]
-            self.texts[choice["index"]] = self.texts.get(choice["index"], "") + (said or "")
+            self.texts[choice["index"]] = self.texts.get(choice["index"], "") + said_of(choice)
             if choice["finish_reason"]:
                 assert choice["index"] not in self.finishes
                 self.finishes[choice["index"]] = choice["finish_reason"]
@@ -159,13 +186,9 @@ class Choices:
 class Asked:
     """One request of every kind, and what its client has of it."""
 
-    number: int
+    bodies: list[tuple[str, dict[str, Any]]]
     answers: list[Choices] = field(default_factory=lambda: [Choices() for _ in KINDS])
     running: list[asyncio.Task[None]] = field(default_factory=list)
-
-    @property
-    def bodies(self) -> list[tuple[str, dict[str, Any]]]:
-        return [body_of(kind, self.number) for kind in KINDS]
 
     def ask(self, probe: Breakable) -> None:
         self.running = [
@@ -185,10 +208,10 @@ class Asked:
         await asyncio.gather(*self.running)
 
 
-async def every_kind_underway(probe: Breakable, first: int) -> Asked:
+async def every_kind_underway(probe: Breakable, baseline: Baseline, first: int) -> Asked:
     """Requests of all kinds, written at once: the first grammar of an engine takes longer than short answers."""
     for number in range(first, first + UNDERWAY_TRIES):
-        asked = Asked(number)
+        asked = Asked([await asked_of(baseline, kind, number) for kind in KINDS])
         asked.ask(probe)
         if await asked.all_begun():
             return asked
@@ -201,7 +224,7 @@ async def test_requests_of_every_kind_go_on_as_they_would_have(
     probe: Breakable, tiny_baseline: Baseline, first: int
 ) -> None:
     before = await probe.resumed()
-    asked = await every_kind_underway(probe, first)
+    asked = await every_kind_underway(probe, tiny_baseline, first)
     victim = await probe.busiest()
     with probe.stopped(victim):
         await asked.ended()
@@ -218,4 +241,39 @@ async def test_requests_of_every_kind_go_on_as_they_would_have(
     assert after[0] - before[0] >= len(KINDS) // 4
     assert after[1] == before[1] == 0
     await probe.until_ready(victim)
+    await probe.assert_at_rest()
+
+
+CALL_TOKENS = 300
+CALL: dict[str, Any] = {
+    **GREEDY,
+    "model": tiny.MODEL,
+    "max_tokens": CALL_TOKENS,
+    "messages": [{"role": "user", "content": "Paint it green."}],
+    "tools": [{"type": "function", "function": {"name": "paint", "parameters": SCHEMA, "strict": True}}],
+}
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "paint"}}], ids=["any", "one"]
+)
+async def test_a_tool_call_goes_on_as_it_would_have(probe: Breakable, tiny_baseline: Baseline, choice: object) -> None:
+    route, body = "/v1/chat/completions", CALL | {"tool_choice": choice}
+    before = await probe.resumed()
+    right = await tiny_baseline.ask(route, body)
+    answer, undisturbed = Choices(), Choices()
+    running = asyncio.create_task(answer.read(probe, route, body))
+    while answer.events < BEGUN_TOKENS:
+        assert not running.done()
+        await asyncio.sleep(0.002)
+    victim = await probe.busiest()
+    with probe.stopped(victim):
+        await running
+        after = await probe.resumed()
+    assert (after[0] - before[0], after[1]) == (1, 0)
+    await probe.until_ready(victim)
+    await undisturbed.read(probe, route, body)
+    assert answer.last == "data: [DONE]"
+    assert (answer.texts, answer.finishes) == (undisturbed.texts, undisturbed.finishes)
+    assert json.loads(answer.texts[0]) == json.loads(expected_of(right)[0][0]), "the engine that answers in one piece"
     await probe.assert_at_rest()

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from tests.serving.conftest import Baseline
-from tests.serving.losses.breakable import BACK_S, Breakable
+from tests.serving.losses.breakable import Breakable
 from tests.serving.losses.streams import Answer, bodies, read
-from tests.serving.probe import prompt_tokens
+from tests.serving.probe import BACK_S, prompt_tokens
 from tests.serving.tiny import at_most
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600)]
