@@ -384,7 +384,7 @@ async def test_a_path_that_dies_in_the_middle_is_replaced_by_the_next_one(
 
 
 class Ended:
-    """A path whose far end the peer takes away before its second batch."""
+    """A path that is broken before its second batch, behind its back."""
 
     def __init__(self, path: Any, end: Callable[[], None]) -> None:
         self.path = path
@@ -404,10 +404,12 @@ class Ended:
         return restarts
 
 
-def end_at_receiver(ends: Ends, visits: list[Visit]) -> None:
-    """Break what the path is made of, at the receiver, behind the sender's back: links, or what is registered."""
-    agent = ends.d.daemon._agent
-    if ends.kind is Transport.NIXL:
+def break_path(ends: Ends, visits: list[Visit]) -> None:
+    """Break what the path is made of: its links, at the receiver; of NIXL, which has none, the arenas' registrations.
+
+    Those at both ends: what was registered at the receiver alone may be written to as long as it is mapped there.
+    """
+    for agent in (ends.p.daemon._agent, ends.d.daemon._agent) if ends.kind is Transport.NIXL else ():
         assert agent is not None
         for arena, _ in list(agent._registered.values()):
             agent.withdraw(arena)
@@ -417,7 +419,7 @@ def end_at_receiver(ends: Ends, visits: list[Visit]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS[1:])
-async def test_a_path_that_its_peer_takes_away_in_the_middle_is_replaced_by_the_next_one(
+async def test_a_path_that_really_breaks_in_the_middle_is_replaced_by_the_next_one(
     tmp_path: Path, kind: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvrelay.store.paths.choice.RETRY_S", 3600.0)
@@ -433,7 +435,7 @@ async def test_a_path_that_its_peer_takes_away_in_the_middle_is_replaced_by_the_
         wrapped: list[Ended] = []
 
         def wrap(path: Any) -> Ended:
-            wrapped.append(Ended(path, lambda: end_at_receiver(ends, visits)))
+            wrapped.append(Ended(path, lambda: break_path(ends, visits)))
             return wrapped[-1]
 
         ends.replace(wrap)
