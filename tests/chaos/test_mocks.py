@@ -62,8 +62,9 @@ async def test_whatever_dies_hangs_or_goes_away_no_answer_is_wrong(site: tuple[C
     assert outcome.held == [], f"with seed {seed}"
     assert {label.split()[0] for label in outcome.deeds} == {*OF_STORES, *OF_WORKERS, *OF_CLIENTS}
     assert outcome.verdicts["right"] > plan.streams
-    # Whoever is asked for at a moment in which no worker is left that could be asked is refused, or ends: nothing else
-    # may keep a request from its answer.
-    assert set(outcome.verdicts) <= {"right", "cancelled"}, outcome.causes
+    # One worker of each role is broken at a time, and no router is. So nobody's connection breaks, and all are answered
+    # but for one or two that meet a moment in which those that were broken before are not ready again yet.
+    assert {"wrong", "hung", "cut"}.isdisjoint(outcome.verdicts), outcome.causes
+    assert sum(outcome.causes.values()) <= 2, outcome.causes
     await cluster.at_rest()
     await until(lambda: all(idle(worker) for worker in node.workers.values()))

@@ -41,6 +41,8 @@ class Script:
     reasons_after: int = 0
     """So many tokens of a chat are reasoning, after so many that are not. Where a tool has to be called, all are its
     arguments."""
+    pause_s: float = 0.0
+    """Between two tokens."""
     struck: int = 0
     prompts: list[list[int]] = field(default_factory=list)
     """Prompts without a part of an answer."""
@@ -113,7 +115,7 @@ class ScriptedVllm(FakeVllm):
                 await self._send(response, body, choice)
                 if choice["finish_reason"]:
                     open_choices.discard(index)
-            await asyncio.sleep(0)
+            await asyncio.sleep(self.script.pause_s)
         if count == end:
             return await self._strike(http, response, body)
         if (body.get("stream_options") or {}).get("include_usage"):

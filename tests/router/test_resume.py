@@ -316,6 +316,21 @@ async def test_a_stream_goes_on_elsewhere_when_its_worker_hangs(model_folder: Pa
         await until(lambda: fleet.cluster.is_ready(worker))
 
 
+async def test_streams_that_flow_outlive_the_silence_of_all_heartbeats(model_folder: Path) -> None:
+    async with running(model_folder, dead_after_s=0.4) as fleet:
+        fleet.script.pause_s = 0.05
+        asked = asyncio.create_task(fleet.ask(**USAGE))
+        workers = fleet.cluster.router.brain.fleet.workers
+        await until(lambda: len(fleet.cluster.router.brain._flights) == 1)
+        for member in fleet.cluster.members.values():
+            member.silent = True
+        await until(lambda: len(workers.given_up(time.monotonic())) == 3)
+        assert not asked.done()
+        cut = await asyncio.wait_for(asked, PATIENCE_S)
+        assert (cut.texts, cut.last) == ({0: TEXT}, b"data: [DONE]")
+        assert await fleet.resumes() == await fleet.resumes("failed") == 0
+
+
 async def test_a_worker_that_is_slow_and_makes_progress_keeps_its_stream(model_folder: Path) -> None:
     async with running(model_folder, dead_after_s=0.6) as fleet:
         fleet.script.fault, fleet.script.after = "hang", 6
