@@ -42,13 +42,15 @@ class Breakers:
         if worker in self._breakers:
             self._breakers[worker] = self._breakers[worker].sent(key)
 
-    def succeeded(self, worker: str) -> None:
-        self._breakers.pop(worker, None)
+    def succeeded(self, worker: str, key: str, asked_s: float) -> None:
+        """It answered the request ``key``, asked at ``asked_s``, if it was by a refusal that blames the request."""
+        if worker in self._breakers and self._breakers[worker].succeeded(key, asked_s) == Breaker():
+            del self._breakers[worker]
 
-    def failed(self, worker: str, now: float) -> None:
-        """It refused with a 5xx, hung up or could not be reached."""
+    def failed(self, worker: str, key: str, now: float) -> None:
+        """It refused the request ``key`` with a 5xx, hung up or could not be reached."""
         before = self.of(worker)
-        after = self._breakers[worker] = before.failed(now)
+        after = self._breakers[worker] = before.failed(key, now)
         self.opened += before.state is State.CLOSED and after.state is State.OPEN
 
     def gave_up(self, worker: str, key: str, now: float) -> None:

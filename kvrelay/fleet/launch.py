@@ -180,7 +180,7 @@ class Launcher:
         """
         leg = flight.legs[hold.index]
         if ending is Ending.CAME and hold.order is not None:
-            leg.state, leg.heard_s = LegState.SENT, now
+            leg.state, leg.sent_s, leg.heard_s = LegState.SENT, now, now
             if leg.reservation is not None:
                 self._loads.send(leg.reservation, now)
             self._outcomes.prefill_sent(leg, now, alone=self._loads.prompts(hold.order.worker) == 1)

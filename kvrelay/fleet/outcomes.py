@@ -46,7 +46,7 @@ class Outcomes:
         worker = self._prefiller(leg)
         if worker is None:
             return
-        self.breakers.succeeded(worker.name)
+        self.breakers.succeeded(worker.name, leg.transfer, leg.sent_s)
         self._lessons.computed(leg, now)
         self._holdings.engine_got(worker, leg.names)
         self._holdings.store_got(worker, leg.names)
@@ -55,9 +55,13 @@ class Outcomes:
         """P refused, reset or vanished; not ``blamed`` when the router called it off or the request was at fault."""
         worker = self._prefiller(leg)
         if worker is not None and blamed:
-            self.breakers.failed(worker.name, now)
+            self.breakers.failed(worker.name, leg.transfer, now)
         elif worker is not None:
             self.breakers.gave_up(worker.name, leg.transfer, now)
+
+    def prefill_answered(self, worker: str, transfer: str, asked_s: float) -> None:
+        """P, asked at ``asked_s``, says that the request is wrong: that is an answer."""
+        self.breakers.succeeded(worker, transfer, asked_s)
 
     def _prefiller(self, leg: PromptLeg) -> WorkerInfo | None:
         member = self._fleet.workers.get(leg.reservation.worker) if leg.reservation is not None else None
@@ -70,12 +74,12 @@ class Outcomes:
 
     def decode_refused(self, flight: Flight, now: float) -> None:
         """D failed before its first byte reached the client."""
-        self.breakers.failed(flight.decode.worker, now)
+        self.breakers.failed(flight.decode.worker, flight.request_id, now)
 
     def decode_lost(self, flight: Flight, now: float, *, blamed: bool) -> None:
         """D does not write on; not ``blamed`` when it was well and only to be left."""
         if blamed:
-            self.breakers.failed(flight.decode.worker, now)
+            self.breakers.failed(flight.decode.worker, flight.request_id, now)
         else:
             self.breakers.gave_up(flight.decode.worker, flight.request_id, now)
 
@@ -94,7 +98,7 @@ class Outcomes:
         self._wrote(flight)
 
     def _wrote(self, flight: Flight) -> None:
-        self.breakers.succeeded(flight.decode.worker)
+        self.breakers.succeeded(flight.decode.worker, flight.request_id, flight.asked_s)
         decode = self._fleet.workers.get(flight.decode.worker)
         if decode is not None:
             self._keep(decode.info, flight.ask.facts.page_names)
@@ -117,8 +121,8 @@ class Outcomes:
     def _judge_decode(self, flight: Flight, status: int, now: float) -> None:
         asked = "decode_sent" in flight.timeline.events
         if asked and status == BROKEN_STREAM:
-            self.breakers.failed(flight.decode.worker, now)
+            self.breakers.failed(flight.decode.worker, flight.request_id, now)
         elif asked and status < 500 and status != CLIENT_CLOSED:
-            self.breakers.succeeded(flight.decode.worker)
+            self.breakers.succeeded(flight.decode.worker, flight.request_id, flight.asked_s)
         else:
             self.breakers.gave_up(flight.decode.worker, flight.request_id, now)

@@ -56,18 +56,25 @@ class Breaker(Value, frozen=True, kw_only=True):
             return self
         return msgspec.structs.replace(self, state=State.PROBING, probe=key)
 
-    def succeeded(self) -> Breaker:
-        return Breaker()
+    def succeeded(self, key: str, asked_s: float) -> Breaker:
+        """The request ``key``, asked at ``asked_s``, was answered. What was asked before the first failure says nothing
+        of how the worker is now: a long answer may end well where nothing new begins."""
+        return Breaker() if self._probes(key) or asked_s >= self.failing_since_s else self
 
-    def failed(self, now: float) -> Breaker:
+    def failed(self, key: str, now: float) -> Breaker:
+        """The request ``key`` failed. While a probe is on its way, that of another one only counts."""
         failures, since_s = self.failures + 1, min(now, self.failing_since_s)
-        if self.state is State.CLOSED and failures < FAILURES_TO_OPEN:
-            return msgspec.structs.replace(self, failures=failures, failing_since_s=since_s)
-        pause_s = min(LONGEST_PAUSE_S, 2 * self.pause_s) if self.state is State.PROBING else self.pause_s
-        return Breaker(state=State.OPEN, failures=failures, failing_since_s=since_s, pause_s=pause_s, opened_s=now)
+        is_over = self._probes(key)
+        if self.state is State.OPEN or is_over or (self.state is State.CLOSED and failures >= FAILURES_TO_OPEN):
+            pause_s = min(LONGEST_PAUSE_S, 2 * self.pause_s) if is_over else self.pause_s
+            return Breaker(state=State.OPEN, failures=failures, failing_since_s=since_s, pause_s=pause_s, opened_s=now)
+        return msgspec.structs.replace(self, failures=failures, failing_since_s=since_s)
 
     def gave_up(self, key: str, now: float) -> Breaker:
         """The request ``key`` ended and says nothing of the worker; if it was the probe, the next one may be."""
-        if self.state is not State.PROBING or key != self.probe:
+        if not self._probes(key):
             return self
         return msgspec.structs.replace(self, state=State.OPEN, opened_s=now - self.pause_s)
+
+    def _probes(self, key: str) -> bool:
+        return self.state is State.PROBING and key == self.probe

@@ -57,7 +57,8 @@ class Prefills:
     def send(self, order: PrefillOrder) -> None:
         task = asyncio.create_task(self._serve(order))
         self._running[order.index] = task
-        task.add_done_callback(lambda done: self._over(order.index, done))
+        asked_s = self._clock()
+        task.add_done_callback(lambda done: self._over(order, asked_s, done))
 
     def abandon(self, index: int) -> None:
         if (task := self._running.get(index)) is not None:
@@ -87,14 +88,17 @@ class Prefills:
         finally:
             reply.close()
 
-    def _over(self, index: int, task: asyncio.Task[None]) -> None:
+    def _over(self, order: PrefillOrder, asked_s: float, task: asyncio.Task[None]) -> None:
         """It failed, or its success is told already."""
+        index = order.index
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, KvrelayError):
             log.error("the prefill of prompt %d of %s failed", index, self._id, exc_info=error)
         if self._running.get(index) is not task:
             return
         del self._running[index]
+        if isinstance(error, Rejected):
+            self._brain.outcomes.prefill_answered(order.worker, order.transfer, asked_s)
         # A client that has a part of its answer is not told that it asked wrongly: D may compute the rest itself.
         if not self._lives and isinstance(error, KvrelayError) and not isinstance(error, Lost) and self._refused(error):
             return

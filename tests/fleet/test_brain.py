@@ -385,6 +385,26 @@ def test_failures_of_a_d_open_its_breaker_and_one_good_answer_closes_it() -> Non
     brain.check_invariants()
 
 
+def test_old_answers_that_end_well_do_not_keep_a_d_that_fails_all_new_requests() -> None:
+    brain = fleet(prefill=0)
+    for number in range(8):
+        begin(brain, ask(f"old{number}"))
+        brain.decode_order(f"old{number}", 0.0)
+        brain.first_token(f"old{number}", 0.1)
+    for number in range(5):
+        refuse(brain, f"r{number}", 1.0)
+        brain.finish(f"old{number}", status=200, output_tokens=9, now=1.0)
+    assert not brain.outcomes.breakers.allows("decode-0", 1.5)
+    begin(brain, ask("probe"), 2.0)
+    brain.decode_order("probe", 2.0)
+    brain.finish("old5", status=200, output_tokens=9, now=2.1)
+    brain.finish("old6", status=502, output_tokens=9, now=2.1)
+    assert brain.outcomes.breakers.of("decode-0").probe == "probe", "it is on its way still"
+    brain.first_token("probe", 2.2)
+    assert len(brain.outcomes.breakers) == 0
+    brain.finish("old7", status=200, output_tokens=9, now=2.3)
+
+
 def test_while_every_p_fails_d_computes_prompts_itself() -> None:
     brain = fleet()
     for number in range(5):

@@ -139,10 +139,10 @@ def test_the_last_worker_that_writes_answers_is_drained_by_force_alone(brain: Br
 def test_a_worker_that_fails_is_no_other_and_the_refusal_names_it(brain: Brain, state: State) -> None:
     breakers = brain.outcomes.breakers
     for _ in range(FAILURES_TO_OPEN - 1):
-        breakers.failed("d2", 0.0)
+        breakers.failed("d2", "x", 0.0)
     brain.drains.begin("d1", 0.0)
     brain.drains.undo("d1")
-    breakers.failed("d2", 0.0)
+    breakers.failed("d2", "x", 0.0)
     if state is State.PROBING:
         breakers.sent("d2", "r")
     with pytest.raises(Refused, match=rf"d1 is the last .* \(d2 fails, its circuit breaker is {state}\): .* --force"):
@@ -150,7 +150,7 @@ def test_a_worker_that_fails_is_no_other_and_the_refusal_names_it(brain: Brain, 
     assert not brain.drains.remaining("d1", 0.0).draining
     brain.drains.begin("d1", 0.0, force=True)
     brain.drains.undo("d1")
-    breakers.succeeded("d2")
+    breakers.succeeded("d2", "y", 1.0)
     brain.drains.begin("d1", 0.0)
 
 
@@ -160,9 +160,9 @@ def test_streams_stay_at_a_draining_worker_while_all_others_fail(brain: Brain) -
     brain.drains.begin(name, 0.0)
     other = {"d1": "d2", "d2": "d1"}[name]
     for _ in range(FAILURES_TO_OPEN):
-        brain.outcomes.breakers.failed(other, 0.0)
+        brain.outcomes.breakers.failed(other, "x", 0.0)
     assert brain.drains.hand_over(name, 0.0) == []
-    brain.outcomes.breakers.succeeded(other)
+    brain.outcomes.breakers.succeeded(other, "y", 1.0)
     assert len(brain.drains.hand_over(name, 0.0)) == 1
 
 

@@ -73,6 +73,15 @@ def test_of_eight_that_come_at_once_one_computes_the_prefix_and_seven_wait_for_i
     over(brain, 8, 2.0)
 
 
+def test_what_was_held_back_counts_as_asked_when_it_is_sent() -> None:
+    brain = known_brain(NEAR)
+    crowd(brain, 2)
+    (sent,) = [each for each in brain.prefill_finished("r0", 0, 0, 1.1) if isinstance(each, SendPrefill)]
+    brain.outcomes.breakers.failed(sent.order.worker, "another", 0.5)
+    brain.prefill_finished("r1", 0, 0, 1.2)
+    assert len(brain.outcomes.breakers) == 0, "it answered what it was asked after it had failed"
+
+
 def test_prompts_without_a_common_prefix_wait_for_nobody() -> None:
     brain = known_brain(NEAR)
     for number in range(8):

@@ -91,7 +91,7 @@ def test_where_workers_answer_that_they_failed_and_live_its_client_may_ask_again
 def test_workers_that_fail_at_everything_do_not_keep_a_request_from_one_that_is_well() -> None:
     brain = known_brain([], DECODES[:2])
     for name in ("d0", "d1"):
-        brain.outcomes.breakers.failed(name, 0.0)
+        brain.outcomes.breakers.failed(name, "x", 0.0)
     begun(brain, ask("r0", (7, 200)), 1.0)
     assert failed(brain, "r0", 1.0)
     brain.register_worker(member("d2", Role.DECODE), 2.0)

@@ -344,6 +344,17 @@ async def test_fifty_client_errors_open_no_breaker(cluster: Cluster, name: str) 
     assert await cluster.metric("kvrelay_breakers_opened_total") == 0
 
 
+@pytest.mark.parametrize("name", ["p1", "d1"])
+async def test_a_client_error_between_failures_shows_that_the_worker_answers(cluster: Cluster, name: str) -> None:
+    await cluster.split()
+    refuser = cluster.workers[name]
+    for status in [*[500] * 4, 400, 500]:
+        refuser.refuse, refuser.refusal = status, b'{"error":{"message":"no"}}'
+        await cluster.post("/v1/completions", {"model": "tiny", "prompt": "x"})
+    assert cluster.router.brain.outcomes.breakers.of(name).failures == 1
+    assert await cluster.metric("kvrelay_breakers_opened_total") == 0
+
+
 def set_pause(cluster: Cluster, worker: str, pause_s: float) -> None:
     """Let the breaker of ``worker``, which is open, allow the next probe so long after it was opened."""
     breakers = cluster.router.brain.outcomes.breakers

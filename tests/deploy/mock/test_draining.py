@@ -224,7 +224,7 @@ async def test_what_one_router_refuses_no_router_does(tiny: Path) -> None:
     ):
         await until(lambda: all(other.is_ready(name) for name in DECODES))
         for _ in range(FAILURES_TO_OPEN):
-            other.router.brain.outcomes.breakers.failed("decode-1", time.monotonic())
+            other.router.brain.outcomes.breakers.failed("decode-1", "x", time.monotonic())
         with pytest.raises(Refused, match="decode-1 fails, its circuit breaker is open"):
             await routers.drain("decode-0")
         assert not mocks.cluster.drains("decode-0")
