@@ -85,13 +85,16 @@ class Chooser:
         prompt = self._prompt(ask, tokens)
         # Who is probed computes the prompt too: a P would have D asked only when it is done.
         probed = [at for at, is_open in enumerate(self._breakers.are_open(ground.writing.names)) if is_open]
-        writers = range(len(ground.writers))
+        readers = ground.reading.taking(tokens + 1) if split else ()  # P writes a token
+        writers = ground.writing.taking(ask.context_tokens)
         # Of several prompts some would be local and some not; until hand-offs are known, roles decide.
         own = self._local_prefill and self._experience.knows_handoffs and len(facts.prompt_tokens) == 1
         open_to = Open(
-            readers=range(len(ground.readers)) if split else (),
+            readers=readers,
             writers=[at for at in writers if at not in probed],
-            computing=writers if own or not split else sorted({*ground.alone, *probed}),
+            computing=writers
+            if own or not split
+            else [at for at in sorted({*ground.alone_but_for(readers), *probed}) if at in writers],
         )
         may_wait = len(facts.prompt_tokens) == 1 or split
         pick = self._choose(prompt, names, ground, open_to, now, may_wait=may_wait)
@@ -107,7 +110,7 @@ class Chooser:
         """
         ground = self._grounds.of(ask.facts.model, now)
         open_to = Open(
-            readers=_others(ground.reading, {*leg.tried, shun}),
+            readers=_others(ground.reading, {*leg.tried, shun}, leg.prompt_tokens + 1),
             writers=[at for at, name in enumerate(ground.writing.names) if name == decode.name],
             computing=(),
         )
@@ -117,7 +120,7 @@ class Chooser:
     def decode(self, ask: Ask, tried: Collection[str], now: float) -> Pick | None:
         """The best D that was not tried yet, when the first one failed."""
         ground = self._grounds.of(ask.facts.model, now)
-        open_to = Open(readers=(), writers=(), computing=_others(ground.writing, tried))
+        open_to = Open(readers=(), writers=(), computing=_others(ground.writing, tried, ask.context_tokens))
         return self._choose_for_all(ask, ground, open_to, now, may_wait=False)
 
     def resume(self, ask: Ask, tried: Collection[str], now: float) -> Pick | None:
@@ -126,12 +129,9 @@ class Chooser:
         Several choices share nearly all of their prompts, so that one D computes them.
         """
         ground = self._grounds.of(ask.facts.model, now)
-        single, writers = len(ask.facts.prompt_tokens) == 1, _others(ground.writing, tried)
-        open_to = Open(
-            readers=_others(ground.reading, tried) if single else (),
-            writers=writers,
-            computing=writers,
-        )
+        single, writers = len(ask.facts.prompt_tokens) == 1, _others(ground.writing, tried, ask.context_tokens)
+        readers = _others(ground.reading, tried, ask.facts.prompt_tokens[0] + 1) if single else ()
+        open_to = Open(readers=readers, writers=writers, computing=writers)
         return self._choose_for_all(ask, ground, open_to, now, may_wait=single)
 
     def _choose_for_all(self, ask: Ask, ground: Ground, open_to: Open, now: float, *, may_wait: bool) -> Pick | None:
@@ -194,8 +194,12 @@ class Chooser:
         """Why ``decode`` computes the request's prompts itself, as a word for a metric label."""
         if reason := self.why_whole(ask):
             return reason
-        if ground.writers.index(decode) not in ground.alone:
-            return "probe" if self._breakers.are_open([decode.name])[0] else "cheaper"
+        at = ground.writers.index(decode)
+        if at not in ground.alone:
+            if self._breakers.are_open([decode.name])[0]:
+                return "probe"
+            readers = ground.reading.taking(max(ask.facts.prompt_tokens) + 1)
+            return "long_prompt" if at in ground.alone_but_for(readers) else "cheaper"
         if decode.role is Role.DECODE:
             return "no_pair" if ground.readers else "no_prefill"
         return "no_pair" if any(not worker.role.decodes for worker in ground.readers) else "colocated"
@@ -287,6 +291,6 @@ def longest_prompt(ask: Ask) -> int:
     return max(range(len(lengths)), key=lengths.__getitem__)
 
 
-def _others(place: Place, tried: Collection[str | None]) -> list[int]:
-    """Positions of those that were not tried yet."""
-    return [at for at, name in enumerate(place.names) if name not in tried]
+def _others(place: Place, tried: Collection[str | None], tokens: int) -> list[int]:
+    """Positions of those that were not tried yet and take so many ``tokens``."""
+    return [at for at in place.taking(tokens) if place.names[at] not in tried]

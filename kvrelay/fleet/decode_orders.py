@@ -33,6 +33,7 @@ class DecodeOrders:
             home=self._home(flight, member.info, now),
             # A D that takes over was not paired with P: whether it may convert is to be asked again.
             page_dtypes=flight.page_dtypes(own_dtype) if near and self._fleet.converts_kv_dtype else (),
+            context_tokens=member.info.engine.max_model_len,
         )
 
     def _home(self, flight: Flight, decode: WorkerInfo, now: float) -> str | None:

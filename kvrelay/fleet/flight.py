@@ -31,6 +31,8 @@ class Ask(Value, frozen=True, kw_only=True):
     slo: Slo = Slo()
     in_one_piece: bool = False
     """Nothing is heard of its answer before all of it is written."""
+    context_tokens: int = 0
+    """Longest prompt and the answer that the client demands to it: a D is to take so many."""
 
 
 class Rest(Value, frozen=True, kw_only=True):
@@ -65,6 +67,8 @@ class DecodeOrder(Value, frozen=True, kw_only=True):
     """Store of P's node, when D's is another: the next turn's prefill looks there for what D generates."""
     page_dtypes: tuple[str, ...] = ()
     """KV types of the pages that D is to convert; empty: they are of its own."""
+    context_tokens: int
+    """Most tokens of a prompt and its answer that D takes."""
 
 
 class Plan(Value, frozen=True, kw_only=True):

@@ -47,6 +47,18 @@ class Place:
     page_bytes: tuple[int, ...]
     token_bytes: tuple[int, ...]
     """Sizes of each one's pages, and KV of one token."""
+    context_tokens: tuple[int, ...]
+    """Most tokens of a prompt and its answer that each takes."""
+
+    @cached_property
+    def _least_context_tokens(self) -> int:
+        return min(self.context_tokens, default=0)
+
+    def taking(self, tokens: int) -> Sequence[int]:
+        """Positions of those that take a prompt and its answer of so many ``tokens``. Nearly always that is all."""
+        if tokens <= self._least_context_tokens:
+            return range(len(self.names))
+        return [at for at, most in enumerate(self.context_tokens) if tokens <= most]
 
     @cached_property
     def _holders(self) -> dict[str, list[int]]:
@@ -79,6 +91,12 @@ class Ground:
     writing: Place
     namings: Mapping[PageName, Fingerprint]
     """One worker's fingerprint for each root, of those that most workers share."""
+
+    def alone_but_for(self, readers: Sequence[int]) -> Sequence[int]:
+        """Positions of writers to which none of ``readers`` can hand over."""
+        if len(readers) == len(self.readers):
+            return self.alone
+        return [at for at in range(len(self.writers)) if not any(self.pairs[reader][at] for reader in readers)]
 
 
 class Seen(NamedTuple):
@@ -173,6 +191,7 @@ class Grounds:
             page_tokens=tuple(each.page_tokens for each in formats),
             page_bytes=tuple(each.page_bytes for each in formats),
             token_bytes=tuple(each.layers * each.token_layer_bytes for each in formats),
+            context_tokens=tuple(worker.engine.max_model_len for worker in workers),
         )
 
     def keep_only(self, models: Sequence[str]) -> None:

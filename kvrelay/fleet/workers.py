@@ -312,6 +312,11 @@ class Fleet:
         members = [member for member in self.workers if member.info.model == model and not member.left]
         return min(member.info.engine.max_model_len for member in members)
 
+    def longest_context(self, model: str) -> int:
+        """Most tokens of prompt and answer that any worker of ``model`` takes which can write, ready or not."""
+        members = [member for member in self.workers if member.info.model == model and not member.left]
+        return max((each.info.engine.max_model_len for each in members if each.info.role.decodes), default=0)
+
     def pair(self, prefill: WorkerInfo, decode: WorkerInfo, now: float) -> Handoff | NoHandoff:
         """Whether ``prefill`` can hand its pages to ``decode`` now."""
         if prefill.name == decode.name or prefill.role is decode.role is Role.BOTH:

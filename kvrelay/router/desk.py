@@ -17,6 +17,7 @@ from kvrelay.identity import root_name
 from kvrelay.policy.admit import RETRY_AFTER_S, Slo
 from kvrelay.policy.recover import Manner
 from kvrelay.protocol.feed import TransferEvent
+from kvrelay.router.context import Ready, ReadyWorkers, check_length, demanded_tokens
 from kvrelay.router.defaults import Defaults
 from kvrelay.router.exchange import Exchange
 from kvrelay.router.failures import CLIENT_CLOSED
@@ -30,7 +31,7 @@ from kvrelay.router.switchboard import Switchboard
 from kvrelay.router.telemetry import Telemetry
 from kvrelay.router.tokens import Tokens
 from kvrelay.router.upstream import Upstream
-from kvrelay.types import Fingerprint, PageName, RequestFacts, Stage, WorkerInfo
+from kvrelay.types import Fingerprint, PageName, RequestFacts, Stage
 
 log = logging.getLogger("kvrelay.router")
 
@@ -70,17 +71,14 @@ class Desk:
         self._open: dict[str, Exchange] = {}
         self._known_roots: dict[tuple[PageName, str], PageName] = {}
         """By kind and salt: to hash one anew takes as long as to name a short prompt."""
-        self._turn = 0
+        self._ready = ReadyWorkers(brain.fleet)
         self._looked_s = 0.0
 
     def __repr__(self) -> str:
         return f"<Desk {len(self._open)} exchanges>"
 
-    def workers_of(self, model: str | None) -> list[WorkerInfo]:
-        """Ready workers of ``model`` (of the only one, if none is named), each first in its turn.
-
-        Raises ``BadRequest``, ``Overloaded``.
-        """
+    def ready(self, model: str | None) -> Ready:
+        """Workers of ``model``, or of the only one, if none is named. Raises ``BadRequest``, ``Overloaded``."""
         models = self._brain.fleet.models()
         if not models:
             raise Overloaded("no worker is ready; retry, or look at /health for why", RETRY_AFTER_S)
@@ -90,26 +88,26 @@ class Desk:
         if model is not None and model not in models:
             message = f"the model {model[:200]!r} does not exist; this router serves {known}"
             raise BadRequest(message, status=404, param="model")
-        ready = self._brain.fleet.serving(model or models[0], self._clock())
-        if not ready:
+        ready = self._ready.of(model or models[0], self._clock())
+        if not ready.workers:
             raise Overloaded("no worker of this model is ready; retry, or look at /health for why", RETRY_AFTER_S)
-        self._turn += 1
-        first = self._turn % len(ready)
-        return ready[first:] + ready[:first]
+        return ready
 
     def open(
         self,
         request: ClientRequest,
         prompts: Prompts,
-        worker: WorkerInfo,
+        ready: Ready,
         *,
         request_id: str,
         tenant: Tenant,
         slo: Slo,
         received_s: float,
     ) -> Exchange:
-        """Plan and start a request: everything is reserved when this returns. Raises ``Overloaded``."""
-        context_tokens = worker.engine.max_model_len
+        """Plan and start a request: everything is reserved when this returns. Raises ``BadRequest``, ``Overloaded``."""
+        worker, context_tokens = ready.workers[0], ready.context_tokens
+        if max(request.max_tokens or 0, *prompts.lengths) > context_tokens:
+            check_length(request, prompts, self._brain.fleet.longest_context(worker.model))
         naming = Naming(functools.partial(self._roots, worker.model, tenant.salt), context_tokens)
         sequences = request.choices * len(prompts.lengths)
         ask = Ask(
@@ -127,6 +125,7 @@ class Desk:
             tokenised_s=self._clock(),
             slo=slo,
             in_one_piece=not request.stream,
+            context_tokens=demanded_tokens(request, prompts, context_tokens),
         )
         job = Job(
             request_id=request_id,
@@ -136,7 +135,7 @@ class Desk:
             salt=tenant.salt,
             prompts=prompts.ids,
         )
-        return self._begun(request, ask, job, self._remains(request, ask, prompts, naming, worker))
+        return self._begun(request, ask, job, self._remains(request, ask, prompts, naming, ready))
 
     def _begun(self, request: ClientRequest, ask: Ask, job: Job, remains: Remains | None) -> Exchange:
         """Nothing is kept of a request that the brain has no room for. Raises ``Overloaded``."""
@@ -159,14 +158,14 @@ class Desk:
             self._telemetry.observe(timeline)
 
     def _remains(
-        self, request: ClientRequest, ask: Ask, prompts: Prompts, naming: Naming, worker: WorkerInfo
+        self, request: ClientRequest, ask: Ask, prompts: Prompts, naming: Naming, ready: Ready
     ) -> Remains | None:
-        manner = manner_of(request, self._defaults, has_ids=bool(prompts.ids), replays=worker.engine.replays)
+        replays = ready.workers[0].engine.replays
+        manner = manner_of(request, self._defaults, has_ids=bool(prompts.ids), replays=replays)
         if not self._resumes or manner not in (Manner.CONTINUE, Manner.REPLAY):
             return None
-        context_tokens = worker.engine.max_model_len
-        limits = [self._room_tokens(request, len(ids), context_tokens) for ids in prompts.ids]
-        return Remains(request, ask, prompts.ids, limits, naming, manner, replays=worker.engine.replays)
+        limits = [self._room_tokens(request, len(ids), ready.context_tokens) for ids in prompts.ids]
+        return Remains(request, ask, prompts.ids, limits, naming, manner, replays=replays)
 
     def _room_tokens(self, request: ClientRequest, prompt_tokens: int, context_tokens: int) -> int:
         return request.room_tokens(prompt_tokens, context_tokens, self._defaults.max_new_tokens)

@@ -152,13 +152,13 @@ class Gateway:
         self._reading += 1
         try:
             request = parse(kind, body)
-            workers = self._desk.workers_of(request.model)
-            prompts = await self._reader.read(request, workers)
+            ready = self._desk.ready(request.model)
+            prompts = await self._reader.read(request, ready.workers, ready.context_tokens)
         finally:
             self._reading -= 1
         slo = self._promises.of(tenant.name, http.headers)
         return self._desk.open(
-            request, prompts, workers[0], request_id=http[_ID], tenant=tenant, slo=slo, received_s=received_s
+            request, prompts, ready, request_id=http[_ID], tenant=tenant, slo=slo, received_s=received_s
         )
 
     async def _respond(self, http: web.Request, exchange: Exchange) -> web.StreamResponse:

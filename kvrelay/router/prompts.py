@@ -30,7 +30,7 @@ _TOKENISING = ("truncate_prompt_tokens", "truncation_side", "add_special_tokens"
 """Fields of a completion that change its ids."""
 _BILLING_HEADER = "x-anthropic-billing-header"
 """System messages that start so are cut by the engine."""
-_BYTES_PER_TOKEN = 4
+BYTES_PER_TOKEN = 4
 """Rough guess for prompts that are not tokenised here; used for loads only."""
 
 
@@ -54,10 +54,11 @@ class PromptReader:
     def __repr__(self) -> str:
         return f"<PromptReader {self._renderer!r}>"
 
-    async def read(self, request: ClientRequest, workers: Sequence[WorkerInfo]) -> Prompts:
-        """Prompts of ``request``; ``workers`` of its model render where needed. Raises ``BadRequest``, ``Rejected``."""
+    async def read(self, request: ClientRequest, workers: Sequence[WorkerInfo], context_tokens: int) -> Prompts:
+        """Prompts of ``request``; ``workers`` of its model, which take up to ``context_tokens``, render where needed.
+        Raises ``BadRequest``, ``Rejected``."""
         reason = whole_reason(request) if self._kv_routing else "no_kv_routing"
-        if not reason and not self._may_fit(request, workers[0].engine.max_model_len):
+        if not reason and not self._may_fit(request, context_tokens):
             # Surely over the context length. A worker says so faster, and better, than tokenising here would.
             reason = "over_length"
         if reason:
@@ -179,7 +180,7 @@ def _guess_lengths(request: ClientRequest) -> tuple[int, ...]:
 
 def _guess_tokens(source: object) -> int:
     if isinstance(source, str):
-        return 1 + len(source) // _BYTES_PER_TOKEN
+        return 1 + len(source) // BYTES_PER_TOKEN
     if isinstance(source, dict):
         return sum(map(_guess_tokens, source.values()))
     if isinstance(source, list):

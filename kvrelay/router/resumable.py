@@ -171,7 +171,18 @@ class Remains:
             else sum(map(self.room_tokens, indices)),
             page_names=self._naming.of(ids),
         )
-        return msgspec.structs.replace(self._ask, facts=facts, sequences=len(indices), local_reason="")
+        needs = max(self._known_tokens(index) for index in indices) + 1
+        return msgspec.structs.replace(
+            self._ask,
+            facts=facts,
+            sequences=len(indices),
+            local_reason="",
+            context_tokens=max(self._ask.context_tokens, needs),
+        )
+
+    def _known_tokens(self, index: int) -> int:
+        choice = self.journal.choices[index]
+        return len(self.prompts[choice.prompt]) + len(choice.ids)
 
     def body(self, index: int, order: DecodeOrder, salt: str) -> bytes:
         """What the next worker is sent for choice ``index``."""
@@ -179,7 +190,8 @@ class Remains:
         if self.manner is Manner.REPLAY:
             number = index % self.request.choices
             return replay_body(self.request, order, asked, salt, written=list(choice.ids), choice=number)
-        room_tokens = self.room_tokens(index)
+        # What the first worker would have written a shorter one may not even be asked for.
+        room_tokens = min(self.room_tokens(index), order.context_tokens - len(asked))
         return rest_body(self.request, order, asked, salt, written=len(choice.ids), room_tokens=room_tokens)
 
     def usage(self, cached_tokens: int | None) -> dict[str, object]:

@@ -13,7 +13,9 @@ def fingerprint(weights: str = "w1", dtype: str = "bfloat16") -> Fingerprint:
     return Fingerprint(weights=weights, weights_epoch=0, format=fmt, naming=NAMING_VERSION, engine="vllm 0.32.0")
 
 
-def engine(weights: str = "w1", *, dtype: str = "bfloat16", kv_tokens: int = 4096, max_model_len: int = 512) -> Engine:
+def engine(
+    weights: str = "w1", *, dtype: str = "bfloat16", kv_tokens: int = 4096, max_model_len: int = 1 << 16
+) -> Engine:
     return Engine(
         fingerprint=fingerprint(weights, dtype),
         kv_tokens=kv_tokens,
@@ -34,6 +36,7 @@ def worker(
     model: str = "tiny",
     kv_tokens: int = 4096,
     dtype: str = "bfloat16",
+    max_model_len: int = 1 << 16,
 ) -> WorkerInfo:
     return WorkerInfo(
         name=name,
@@ -42,7 +45,7 @@ def worker(
         url=url,
         model=model,
         store=store,
-        engine=engine(weights, kv_tokens=kv_tokens, dtype=dtype),
+        engine=engine(weights, kv_tokens=kv_tokens, dtype=dtype, max_model_len=max_model_len),
     )
 
 

@@ -142,6 +142,7 @@ class Cluster:
         checked: bool = True,
         fake: FakeVllm | None = None,
         replays: bool = False,
+        max_model_len: int = 512,
         **more: Any,
     ) -> FakeVllm:
         """Start a fake worker and register it; once it is ready (and its rendering ``checked``), return."""
@@ -149,7 +150,7 @@ class Cluster:
         fake = await self._stack.enter_async_context(made.serve())
         self.workers[name] = fake
         info = worker(name, role, url=fake.url, store=store_name, weights=weights, model=model, dtype=dtype)
-        await self.join(replace(info, engine=replace(info.engine, replays=replays)))
+        await self.join(replace(info, engine=replace(info.engine, replays=replays, max_model_len=max_model_len)))
         await until(lambda: self.is_ready(name))
         if checked:
             probes = 5 if fake.renders and not fake.render_shift else 2

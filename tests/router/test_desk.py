@@ -51,7 +51,7 @@ def desk(tokens: Tokens) -> Desk:
 def opened(desk: Desk, name: str, tenant: Tenant = OPEN) -> Exchange:
     request = parse(Kind.COMPLETION, b'{"model": "tiny", "prompt": [1, 2, 3], "max_tokens": 9}')
     prompts = Prompts(ids=[[1, 2, 3]], lengths=(3,))
-    (ready,) = desk.workers_of("tiny")
+    ready = desk.ready("tiny")
     return desk.open(request, prompts, ready, request_id=name, tenant=tenant, slo=Slo(), received_s=0.0)
 
 

@@ -55,8 +55,8 @@ async def opened(fleet: Fleet) -> Exchange:
     desk, ids = desk_of(fleet), await fleet.cluster.tokens.encode("Hello, you", special=True)
     request = parse(Kind.COMPLETION, json.dumps({"prompt": ids, "max_tokens": 500, "stream": True}).encode())
     prompts, now = Prompts(ids=[ids], lengths=(len(ids),)), time.monotonic()
-    worker = desk.workers_of("tiny")[0]
-    return desk.open(request, prompts, worker, request_id=ID, tenant=OPEN, slo=Slo(), received_s=now)
+    ready = desk.ready("tiny")
+    return desk.open(request, prompts, ready, request_id=ID, tenant=OPEN, slo=Slo(), received_s=now)
 
 
 async def streaming(exchange: Exchange) -> tuple[AsyncIterator[bytes], list[bytes]]:

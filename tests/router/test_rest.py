@@ -63,7 +63,9 @@ def test_a_text_whose_tokens_nobody_tells_is_not_gone_on_with() -> None:
 
 def test_the_rest_is_asked_for_with_the_page_types_and_the_salt_of_the_whole() -> None:
     request = parse(Kind.COMPLETION, b'{"model": "m", "prompt": "x", "stream": true}')
-    order = DecodeOrder(worker="d", url="http://d", transfers=("t",), home="h", page_dtypes=("float32",))
+    order = DecodeOrder(
+        worker="d", url="http://d", transfers=("t",), home="h", page_dtypes=("float32",), context_tokens=512
+    )
     whole = decode_body(request, order, [[1, 2]], "tenant")
     bodies = [
         json.loads(body)
