@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 
 REPLAY_WAIT_S = 5.0
 """Longest time in which the engine tells again what was missed; it looks for such questions ten times a second."""
+MAX_REMEMBERED = 4096
+"""Batches that are known again when they come twice: more than wait in a socket while as many are told again."""
 _END = (1 << 64) - 1
 """Sequence number after the last batch that is told again."""
 
@@ -59,8 +61,8 @@ class EventRelay:
         self._folder = folder
         self._pages = pages
         self._next = 0
-        self._last_s = 0.0
-        """When the engine made the last batch, by its clock."""
+        self._heard: dict[int, int] = {}
+        """Hashes of the last batches by number: clocks may be set back."""
         self.replays = 0
         """How often batches were missed and asked for."""
         self.losses = 0
@@ -93,7 +95,7 @@ class EventRelay:
             context.destroy(linger=0)
 
     async def _hear(self, context: zmq.asyncio.Context, number: int, payload: bytes) -> None:
-        if number < self._next and self._is_news(payload):
+        if number < self._next and self._is_news(number, payload):
             self._lose(0, "the engine began anew")
         if number > self._next:
             self.replays += 1
@@ -124,21 +126,20 @@ class EventRelay:
         finally:
             asked.close(linger=0)
 
-    def _is_news(self, payload: bytes) -> bool:
-        """Whether a batch with a number that was heard before is another one: what is told again is older."""
-        try:
-            return _decoder.decode(payload).timestamp_s > self._last_s
-        except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
-            return False
+    def _is_news(self, number: int, payload: bytes) -> bool:
+        """Whether a batch whose number was heard before is another one: each says when it was made."""
+        return self._heard.get(number) != hash(payload)
 
     def _apply(self, payload: bytes) -> None:
+        self._heard[self._next] = hash(payload)
+        if len(self._heard) > MAX_REMEMBERED:
+            del self._heard[next(iter(self._heard))]
         self._next += 1
         try:
             batch = _decoder.decode(payload)
         except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
             self._lose(self._next, f"a batch cannot be read ({error})")
             return
-        self._last_s = max(self._last_s, batch.timestamp_s)
         self._pages.take(batch.events)
 
     def _lose(self, number: int, why: str) -> None:
@@ -146,4 +147,6 @@ class EventRelay:
         logger.warning("the engine's KV events have a gap: %s; its pages are forgotten until it stores new ones", why)
         self.losses += 1
         self._next = number
+        if number == 0:
+            self._heard.clear()
         self._pages.forget()

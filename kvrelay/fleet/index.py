@@ -138,6 +138,11 @@ class PageIndex:
             self._apply(holder, known.sent, message)
         return stream.wanted(now)
 
+    def wanted(self, holder: str, incarnation: str, now: float) -> PagesWanted | None:
+        """``holder``, whose current life this is, shows that it lives, with or without news: what to ask it for, when
+        something is missing still."""
+        return self._holder(holder, incarnation).stream.wanted(now)
+
     def _apply(self, holder: str, sent: SentPages, message: PageEvents | PageSnapshot) -> None:
         if isinstance(message, PageSnapshot):
             self._store(holder, sent, message.medium, message.names)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import NamedTuple
+
+import msgspec
 
 from kvrelay.policy.moves import Move, link, tier
 
@@ -93,14 +96,15 @@ class Links:
         self._tables.in_flight_bytes[row][column] += size_bytes
 
     def known(self) -> dict[str, Move]:
-        """What was learned, by ``source>target``."""
-        return {f"{source}>{target}": move for (source, target), move in self._moves.items()}
+        """What was learned, by source and target as a list in JSON: names may hold anything."""
+        return {msgspec.json.encode(way).decode(): move for way, move in self._moves.items()}
 
     def recall(self, known: dict[str, Move]) -> None:
-        """What ``known`` said in a former life."""
+        """What ``known`` said in a former life; ways that are none are left out."""
         for way, move in known.items():
-            source, _, target = way.partition(">")
-            self.learn(source, target, move)
+            with suppress(msgspec.DecodeError):
+                source, target = msgspec.json.decode(way, type=tuple[str, str])
+                self.learn(source, target, move)
 
     def keep_only(self, stores: Sequence[str]) -> None:
         """Forget stores that nobody knows any more, unless something is still on its way there."""

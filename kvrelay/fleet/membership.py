@@ -91,11 +91,19 @@ class Membership:
 
     def pages(self, member: Member, message: PageEvents | PageSnapshot, now: float) -> PagesWanted | None:
         """What ``member`` has; what to ask it for, when something of that is missing."""
-        current = self._roster(member).get(member.name)
-        if current is None or current.left or current.info.incarnation != member.incarnation:
+        if not self._is_current(member):
             self._index.stale += 1
             return None
         return self._index.take(holder_of(member), member.incarnation, message, now)
+
+    def pages_missing(self, member: Member, now: float) -> PagesWanted | None:
+        """``member`` shows that it lives, and may have no news of its pages for long: what to ask it for, when what it
+        told was lost."""
+        return self._index.wanted(holder_of(member), member.incarnation, now) if self._is_current(member) else None
+
+    def _is_current(self, member: Member) -> bool:
+        known = self._roster(member).get(member.name)
+        return known is not None and not known.left and known.info.incarnation == member.incarnation
 
     def _roster(self, member: Member) -> Roster[WorkerInfo] | Roster[StoreInfo]:
         return self._fleet.workers if isinstance(member, WorkerInfo) else self._fleet.stores

@@ -137,6 +137,7 @@ class FeedServer:
                 self._register(message)  # it got other weights
             case Heartbeat(name=member.name):
                 self._renew(member, message)
+                return self._brain.members.pages_missing(member, self._clock())
             case Leaving(name=member.name):
                 self._obey(self._brain.leaving(member, self._clock()))
             case TransferEvent(store=member.name):

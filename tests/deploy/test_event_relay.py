@@ -132,16 +132,32 @@ async def test_what_is_kept_no_more_costs_the_engine_its_pages(heard: Heard) -> 
     await until(lambda: heard.pages == 8)
 
 
-async def test_numbers_that_go_backwards_are_heard_once_unless_the_engine_began_anew(heard: Heard) -> None:
+@pytest.mark.parametrize("at_s", [10.0, 0.25], ids=["later", "clock set back"])
+async def test_numbers_that_go_backwards_are_heard_once_unless_the_engine_began_anew(heard: Heard, at_s: float) -> None:
     await heard.listen()
     await heard.publisher.publish(1, stored(1))
     await heard.publisher.publish(2, stored(2))
-    await heard.publisher.publish(1, AllBlocksCleared())
+    await heard.publisher.publish(1, stored(1))
     await heard.publisher.publish(3, stored(3))
     await until(lambda: heard.pages == 12)
-    await heard.publisher.publish(0, stored(9), at_s=10.0)
+    heard.publisher.kept.clear()
+    await heard.publisher.publish(0, stored(9), at_s=at_s)
     await until(lambda: heard.pages == 4)
     assert heard.relay.losses == 1
+    await heard.publisher.publish(0, stored(9), at_s=at_s)
+    await heard.publisher.publish(1, stored(1))
+    await until(lambda: heard.pages == 8)
+    assert heard.relay.losses == 1
+
+
+async def test_of_what_was_heard_no_more_is_remembered_than_may_come_twice(
+    heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_relay, "MAX_REMEMBERED", 2)
+    for number in range(5):
+        await heard.publisher.publish(number, stored(number))
+    await heard.listen(first=5)
+    assert list(heard.relay._heard) == [4, 5]
 
 
 @pytest.mark.parametrize("payload", [b"\xc1", msgspec.msgpack.encode([0.0, [{"type": "Unheard"}], 0])])

@@ -483,10 +483,10 @@ def test_a_d_that_computes_several_prompts_has_all_of_them_before_it() -> None:
 
 def test_what_a_former_router_learned_of_ways_waits_for_their_stores() -> None:
     brain = fleet(dead_after_s=2.0)
-    brain.experience.recall(Learned(ways={"a>b": link()}))
+    brain.experience.recall(Learned(ways={'["a","b"]': link()}))
     brain.tick(0.0)
     brain.tick(FORGET_S)
-    assert list(brain.experience.learned().ways) == ["a>b"]
+    assert list(brain.experience.learned().ways) == ['["a","b"]']
     brain.tick(FORGET_S + 1.0)
     assert not brain.experience.learned().ways
 

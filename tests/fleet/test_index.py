@@ -96,6 +96,24 @@ def test_a_gap_shows_at_its_first_event_and_is_repaired_by_telling_again() -> No
     assert index.gaps == 1
 
 
+def test_a_holder_that_has_no_news_is_asked_again_for_what_was_lost() -> None:
+    index = PageIndex()
+    worker = Holder(index, "p1")
+    worker.change(names(1))
+    worker.news()
+    worker.change(names(2))
+    worker.news(lose=1)
+    worker.change(names(3))
+    worker.news(now=10.0)
+    index.tick(10.1 + REPAIR_S)
+    assert index.count("p1") == 0
+    worker._wanted = index.wanted("p1", "i1", 10.1 + REPAIR_S)
+    assert index.wanted("p1", "i1", 10.2 + REPAIR_S) is None, "it was asked a moment ago"
+    worker.tell()
+    assert index.count("p1") == 3
+    assert index.wanted("p1", "i1", 99.0) is None
+
+
 def test_a_gap_that_nobody_repairs_costs_the_holder_its_pages() -> None:
     index = PageIndex()
     worker = Holder(index, "p1")

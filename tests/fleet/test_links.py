@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from kvrelay.fleet.links import Links
-from kvrelay.policy.moves import link, tier
+from kvrelay.policy.moves import Move, link, tier
 
 
 def test_a_store_reaches_itself_through_memory_and_others_over_a_link() -> None:
@@ -37,6 +38,22 @@ def test_what_was_learned_of_one_way_changes_that_way_only() -> None:
     assert again.move("a", "b") == links.move("a", "b")
     before, after = again.rows(["a", "b"])
     assert again.tables.s_per_byte[before][after] == s_per_byte[here][there]
+
+
+def test_ways_between_stores_of_any_name_outlive_a_router() -> None:
+    links, ways = Links(), [("a>b", "c"), ("a", "b>c"), (">", '"'), ("x", "x")]
+    for count, way in enumerate(ways, 1):
+        links.learn(*way, links.move(*way).saw_moving(1e8, float(count)))
+    again = Links()
+    again.recall(msgspec.json.decode(msgspec.json.encode(links.known()), type=dict[str, Move]))
+    assert [again.move(*way) for way in ways] == [links.move(*way) for way in ways]
+
+
+@pytest.mark.parametrize("way", ["a>b", "", '["a"]', '["a", 1]', '["a", "b", "c"]'])
+def test_what_is_no_way_is_not_recalled(way: str) -> None:
+    links = Links()
+    links.recall({way: link().saw_moving(1e8, 1.0)})
+    assert links.known() == {}
 
 
 def test_the_least_latency_of_a_store_follows_what_is_learned() -> None:

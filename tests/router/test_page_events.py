@@ -10,6 +10,7 @@ import pytest
 
 from kvrelay.errors import Lost
 from kvrelay.feed import Feed
+from kvrelay.fleet import event_stream
 from kvrelay.fleet.index import store_key
 from kvrelay.fleet.page_log import PageLog
 from kvrelay.protocol.feed import (
@@ -69,7 +70,7 @@ async def test_a_worker_that_falls_silent_has_no_pages_and_gets_them_back_when_i
     member.silent = True
     await until(lambda: index.count("p1") == 0)
     member.silent = False
-    await member.send(events(6, 3))
+    # Its heartbeats are enough: it may have no news for long.
     assert await member.link.recv() == PagesWanted(after=-1)
     await member.send(snapshot(6, 1, 2, 3))
     await until(lambda: index.count("p1") == 3)
@@ -94,6 +95,23 @@ async def test_a_gap_is_asked_about_at_once_and_shows_in_the_metrics(cluster: Cl
         await member.send(message)
     await until(lambda: index.count("p1") == 4)
     assert await cluster.metric("kvrelay_index_gaps_total") == 1
+
+
+async def test_a_quiet_worker_is_asked_again_for_what_it_did_not_tell(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_stream, "REPAIR_S", 0.2)
+    index, member = cluster.router.brain.index, await cluster.join(worker("p1", Role.PREFILL))
+    for _ in range(2):
+        assert await member.link.recv() == PagesWanted(after=-1)
+    for message in (snapshot(1, 1), events(3, 3)):
+        await member.send(message)
+    for _ in range(2):
+        assert await member.link.recv() == PagesWanted(after=1)
+    await until(lambda: index.count("p1") == 0)
+    assert await member.link.recv() == PagesWanted(after=-1)
+    await member.send(snapshot(3, 1, 2, 3))
+    await until(lambda: index.count("p1") == 3)
 
 
 async def test_a_new_incarnation_takes_the_place_of_the_old_one_whose_words_count_no_more(cluster: Cluster) -> None:

@@ -106,7 +106,7 @@ class MockStore:
         return name in self._pages
 
     def put(self, names: Iterable[PageName]) -> bool:
-        """These pages are whole here, unless there is no room: whether they are."""
+        """These pages are whole here, unless there is no room for all that are new: whether they are."""
         if self.is_away:
             return False
         fresh = [name for name in names if name not in self._pages]
@@ -116,14 +116,17 @@ class MockStore:
             self._refused += len(fresh)
             return False
         self._pages.update(dict.fromkeys(fresh))
-        excess = len(self._pages) - self._most_pages
-        if excess > 0:
-            gone = [name for name, _ in zip(self._pages, range(excess), strict=False)]
-            for name in gone:
-                del self._pages[name]
-            self.log.remove(gone, Medium.MEMORY)
         self.log.store(fresh, Medium.MEMORY)
-        return True
+        self._evict(len(self._pages) - self._most_pages)
+        return all(map(self.has, fresh))
+
+    def _evict(self, count: int) -> None:
+        """The least recently used go: some of those that just came, where a chunk is larger than the store."""
+        gone = [name for name, _ in zip(self._pages, range(count), strict=False)]
+        for name in gone:
+            del self._pages[name]
+        if gone:
+            self.log.remove(gone, Medium.MEMORY)
 
     # ------------------------------------------------------------ hand-offs
 

@@ -212,3 +212,22 @@ def test_what_was_generated_goes_home_to_the_next_turns_prefill() -> None:
     net.pass_time(9.0)
     assert net.near.depth(one.names[2:]) == 1
     assert net.near.depth(one.names) == 0, "the prompt's pages are there anyway, where P computed them"
+
+
+@pytest.mark.parametrize(("room", "whole"), [(1, False), (2, True), (100, True)])
+def test_nothing_is_reported_that_a_store_has_not_room_for(room: int, whole: bool) -> None:
+    net, one = Net(room_pages=room), pushed()
+    assert net.near.put(one.names[:1])
+    assert net.near.put([*one.names, one.tail]) is whole
+    told = [name for each in net.near.log._held.values() for name in each]
+    assert sorted(told) == sorted(net.near._pages)
+    assert len(told) == min(room, 3)
+
+
+def test_a_hand_off_larger_than_the_store_fails_and_is_not_said_to_have_arrived() -> None:
+    net, one = Net(room_pages=2), pushed()
+    net.p.arrived(one, net.now)
+    net.compute(one, 10, 4.0)
+    net.pass_time(10.0)
+    assert Stage.ARRIVED not in net.stages()
+    assert Stage.FAILED in net.stages()
