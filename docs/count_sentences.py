@@ -46,6 +46,8 @@ COUNTS: Mapping[str, str] = MappingProxyType(
         "push_orders": "Pushes that routers ordered.",
         "push_orders_refused": "Of these, those that could not begin.",
         "read_bad_checksum": "Pages that a script read and that did not match their checksum.",
+        "restore_us": "Microseconds in which loads of at least 1 MiB copied, verified and wrote; waits not counted.",
+        "restored_bytes": "Bytes of these.",
         "saves_behind": "Times that copies from the GPU fell behind the forward pass.",
         "saves_crashed": "Faults while pages were copied out of the engine's blocks.",
         "saves_unfilled": "Pages whose slot was left unfilled, as the store was away or came back.",

@@ -112,7 +112,11 @@ class RouterConfig(Section, frozen=True, kw_only=True):
         Positive, Meta(description="Most page names that the router indexes, 120 bytes each; others count as misses.")
     ] = 1 << 20
     learned_file: Annotated[
-        str, Meta(description="File in which learned timings outlive the router; kept nowhere when empty.")
+        str,
+        Meta(
+            description="File in which learned timings outlive the router; when empty `kvrelay up` keeps them in its "
+            "cache folder, unless its workers are simulated, and `kvrelay router` does not."
+        ),
     ] = ""
 
 

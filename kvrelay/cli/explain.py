@@ -30,6 +30,8 @@ ROWS = {
 """What the router calls an item, and how it is shown; in the order in which they add up."""
 SUMS = frozenset({"ttft", "total"})
 MAX_RUNNERS_UP = 3
+BELOW = "\u2193"
+"""Actual seconds of this row are in those of a row below it: nobody sees where the one ends and the other begins."""
 
 
 def explain(
@@ -66,6 +68,8 @@ def explanation(record: Mapping[str, Any]) -> RenderableType:
     further = len(decisions) - 1
     parts: list[RenderableType] = [draw(record), Text(""), _headline(record, decisions[0])]
     parts.append(table(decisions[0], record.get("actual") or {}))
+    if (record.get("actual") or {}).get("together"):
+        parts.append(Text(f"{BELOW} seen together with the next row that has a number"))
     if guesses := [ROWS[name] for name in decisions[0].get("guesses") or ()]:
         parts.append(Text(f"Not learned yet: {', '.join(guesses)}. What is predicted of it comes from data sheets."))
     parts += losses
@@ -115,12 +119,22 @@ def table(decision: Mapping[str, Any], actual: Mapping[str, Any]) -> Table:
     made.add_column("actual", justify="right", style="bold")
     for number, other in enumerate(others, 1):
         made.add_column(f"or {_name(other)}" if number == 1 else _name(other), justify="right")
-    columns = [dict(_seconds(option)) for option in (decision, actual, *others)]
+    columns = [{name: _ms(seconds) for name, seconds in _seconds(option)} for option in (decision, actual, *others)]
+    columns[1] |= _together(actual)
     for name, shown in ROWS.items():
-        cells = [_ms(column.get(name)) for column in columns]
+        cells = [column.get(name, "") for column in columns]
         if any(cells):
             made.add_row(shown, *cells, style="bold" if name in SUMS else None)
     return made
+
+
+def _together(actual: Mapping[str, Any]) -> dict[str, str]:
+    """Cells of the items that were seen as one: the last row of them has the seconds of all."""
+    cells: dict[str, str] = {}
+    for stretch in actual.get("together") or ():
+        *before, last = sorted(stretch["items"], key=list(ROWS).index)
+        cells |= dict.fromkeys(before, BELOW) | {last: _ms(stretch["seconds"])}
+    return cells
 
 
 def _seconds(option: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

@@ -48,7 +48,8 @@ def up(
     """Start store, workers and router on this machine, until Ctrl-C; nothing is left behind.
 
     Each worker is a vLLM engine pinned to its own cores. The first line names the run directory, which holds logs,
-    the stores' sockets and the key; set KVRELAY_RUN_DIR to choose it and keep it.
+    the stores' sockets and the key; set KVRELAY_RUN_DIR to choose it and keep it. What the router learns of timings is
+    kept in ~/.cache/kvrelay/learned for the next cluster that is set up alike (router.learned_file).
 
     With --mock no engine is started: simulated workers answer nonsense, in the time that an 8B model on --device takes,
     so that a large cluster, and what goes wrong in it (kvrelay fault), can be tried on a laptop.
@@ -95,8 +96,10 @@ def _warn_of_few_cores(config: Config) -> None:
 
 
 async def _serve(config: Config, view: StartupView) -> None:
+    from kvrelay.deploy.learned_files import keeping
     from kvrelay.deploy.local import LocalCluster
 
+    config = keeping(config)
     show_run_dir = functools.partial(_show_run_dir, simulated=config.mock.enabled)
     with view:
         async with LocalCluster(config, on_run_dir=show_run_dir, on_progress=view.update) as cluster:

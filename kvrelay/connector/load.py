@@ -33,6 +33,10 @@ class LoadResult:
     counts: dict[str, int]
     format: PageFormat | None = None
     """Of the suspects' arena, where it is not the engine's own."""
+    size_bytes: int = 0
+    """Of its pages, if all of them were loaded,"""
+    moving_s: float = 0.0
+    """and how long they were copied, verified and written, without waits for them."""
 
 
 class Load:
@@ -58,6 +62,8 @@ class Load:
         self._places: torch.Tensor = torch.empty(0)
         self.counts: dict[str, int] = {}
         self.suspects: list[SlotRef] = []
+        self.moving_s = 0.0
+        self._size_bytes = len(job.pages) * arena.format.page_bytes
         self._drop(self._staging.outside())  # before anything looks there
 
     def __repr__(self) -> str:
@@ -154,9 +160,14 @@ class Load:
         return key[skip:].to(dtype), value[skip:].to(dtype), first + skip
 
     def result(self) -> LoadResult:
-        bad: frozenset[int] = frozenset()
+        said = self.job.request_id, self._bad_blocks(), tuple(self.suspects), self.counts, self.job.format
         if self.usable < len(self.job.pages):
-            size = self._layout.block_tokens
-            first = max(self.job.begin, self.job.pages[self.usable].start) // size
-            bad = frozenset(self.job.blocks[first : -(-self.job.end // size)])
-        return LoadResult(self.job.request_id, bad, tuple(self.suspects), self.counts, self.job.format)
+            return LoadResult(*said)
+        return LoadResult(*said, size_bytes=self._size_bytes, moving_s=self.moving_s)
+
+    def _bad_blocks(self) -> frozenset[int]:
+        if self.usable == len(self.job.pages):
+            return frozenset()
+        size = self._layout.block_tokens
+        first = max(self.job.begin, self.job.pages[self.usable].start) // size
+        return frozenset(self.job.blocks[first : -(-self.job.end // size)])

@@ -152,7 +152,10 @@ class Loader:
             load.give_up_from(0, "load_cancelled")
             return True
         try:
-            return load.advance(self._clock(), self._wait_s)
+            began = self._clock()
+            moved = load.advance(began, self._wait_s)
+            load.moving_s += self._clock() - began if moved else 0.0
+            return moved
         except Exception:  # border: an unreported load would hold its blocks and spin the engine for ever
             logger.exception("load of %s failed; the engine computes its prompt", load.job.request_id)
             load.give_up_from(0, "load_crashed")

@@ -19,6 +19,9 @@ from kvrelay.types import PageFormat, SlotRef
 
 logger = logging.getLogger(__name__)
 
+MIN_RESTORED_BYTES = 1 << 20
+"""Smaller loads say nothing about a bandwidth: most of their time is that of Python."""
+
 
 class WorkerHalf:
     """Lives in vLLM's worker process; called from the thread that runs the forward pass."""
@@ -123,6 +126,8 @@ class WorkerHalf:
         self._bad_blocks |= result.bad_blocks
         if result.suspects:
             self._arenas.client(result.format).suspect(list(result.suspects))
+        if result.size_bytes >= MIN_RESTORED_BYTES:
+            self._client.report({"restored_bytes": result.size_bytes, "restore_us": round(1e6 * result.moving_s)})
         if result.counts:
             logger.info("load of %s: %s", result.request_id, result.counts)
             self._client.report(result.counts)

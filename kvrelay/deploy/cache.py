@@ -1,4 +1,4 @@
-"""Where kvrelay keeps what it can make again: converted models and their digests."""
+"""Where kvrelay keeps what it can make again: converted models and their digests, and what routers learned."""
 
 from __future__ import annotations
 
@@ -14,3 +14,7 @@ def cache_root() -> Path:
 
 def models_root() -> Path:
     return cache_root() / "models"
+
+
+def learned_root() -> Path:
+    return cache_root() / "learned"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
 from kvrelay.fleet.ledger import Timeline
@@ -16,12 +16,16 @@ class Actual(Value, frozen=True, kw_only=True):
 
     items: tuple[tuple[str, float], ...]
     """``cost.Item`` and seconds, those that were seen."""
+    together: tuple[tuple[tuple[str, ...], float], ...] = ()
+    """Items between which nobody sees a border, in order, and the seconds of all of them."""
     ttft_s: float | None = None
     tpot_s: float | None = None
 
     def report(self) -> dict[str, object]:
         """JSON-ready; what was not seen is left out."""
         known: dict[str, object] = {"cost_s": {name: round(seconds, 6) for name, seconds in self.items}}
+        if self.together:
+            known["together"] = [{"items": items, "seconds": round(seconds, 6)} for items, seconds in self.together]
         if self.ttft_s is not None:
             known["ttft_s"] = round(self.ttft_s, 6)
         if self.tpot_s is not None:
@@ -31,31 +35,45 @@ class Actual(Value, frozen=True, kw_only=True):
 
 def actual(timeline: Timeline, answers: int = 1) -> Actual:
     """What ``timeline`` says so far; ``answers`` shared its output tokens."""
-    events = timeline.events
+    events, stretches = timeline.events, list(_stretches(timeline))
     first, routed, finished = events.get("first_token"), events.get("routed"), events.get("finished")
     each = timeline.output_tokens / answers
     return Actual(
-        items=tuple(_items(timeline)),
+        items=tuple((items[0], seconds) for items, seconds in stretches if len(items) == 1),
+        together=tuple((items, seconds) for items, seconds in stretches if len(items) > 1),
         ttft_s=None if first is None or routed is None else max(0.0, first - routed),
         tpot_s=None if first is None or finished is None or each <= 1 else (finished - first) / (each - 1),
     )
 
 
-def _items(timeline: Timeline) -> Iterator[tuple[Item, float]]:
+Items = tuple[Item, ...]
+
+
+def _stretches(timeline: Timeline) -> Iterator[tuple[Items, float]]:
+    """Between moments that were seen, what went on, and for how long."""
     events = timeline.events
+    moments: list[tuple[Items, float | None]] = [((), events.get("routed"))]
+    if "prefix_ready" in events:
+        moments.append(((Item.SOURCE,), events["prefix_ready"]))
+    moments += _of_two(events) if timeline.path == Path.REMOTE_PREFILL else _of_one(events)
+    for (_, begin), (items, end) in pairwise(moments):
+        if items and begin is not None and end is not None:
+            yield items, max(0.0, end - begin)
+
+
+def _of_two(events: Mapping[str, float]) -> list[tuple[Items, float | None]]:
+    """P tells when it begins and ends; what D waits for before it writes, it tells nobody."""
     computed = events.get("prefill_finished")
     # Who overtook P's own answer was in place when it wrote.
     ready = max(computed, events.get("loaded", computed)) if computed is not None else None
-    moments: list[tuple[Item | None, float | None]] = [(None, events.get("routed"))]
-    if "prefix_ready" in events:
-        moments.append((Item.SOURCE, events["prefix_ready"]))
-    if timeline.path == Path.REMOTE_PREFILL:
-        moments += [
-            (Item.QUEUE, events.get("prefill_started")),
-            (Item.PREFILL, computed),
-            (Item.TRANSFER, ready),
-            (Item.ANSWER, events.get("first_token")),
-        ]
-    for (_, begin), (item, end) in pairwise(moments):
-        if item is not None and begin is not None and end is not None:
-            yield item, max(0.0, end - begin)
+    return [
+        ((Item.QUEUE,), events.get("prefill_started")),
+        ((Item.PREFILL,), computed),
+        ((Item.TRANSFER,), ready),
+        ((Item.DECODE_WAIT, Item.ANSWER), events.get("first_token")),
+    ]
+
+
+def _of_one(events: Mapping[str, float]) -> list[tuple[Items, float | None]]:
+    """D computes the prompt when it comes to it: only its first token is seen."""
+    return [((Item.PREFILL, Item.DECODE_WAIT, Item.ANSWER), events.get("first_token"))]

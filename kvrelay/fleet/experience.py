@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
@@ -129,6 +129,17 @@ class Experience:
     def answer(self, worker: str) -> Fit:
         """The law of its first tokens."""
         return self._law(Law.ANSWER, worker)
+
+    def errors(self) -> Iterator[tuple[str, Law, float]]:
+        """``Fit.error`` of what is believed of each worker, by its laws."""
+        self.study()
+        known: dict[int, float] = {}  # workers that are believed to be like their kind share its laws
+        for worker in self._workers:
+            for law in Law:
+                fit = self._law(law, worker)
+                if id(fit) not in known:
+                    known[id(fit)] = fit.error()
+                yield worker, law, known[id(fit)]
 
     def guesses(self, reader: str, writer: str) -> tuple[str, ...]:
         """Items of which no time was seen yet from anybody like ``reader``, which computes a prompt, or ``writer``."""

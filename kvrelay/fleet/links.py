@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from kvrelay.policy.moves import Move, link, tier
+from kvrelay.policy.moves import Move, link, restore
 
 _FIRST_ROWS = 8
 
@@ -72,7 +72,7 @@ class Links:
 
     def move(self, source: str, target: str) -> Move:
         known = self._moves.get((source, target))
-        return known if known is not None else tier("memory") if source == target else link()
+        return known if known is not None else restore() if source == target else link()
 
     def seconds(self, source: str, target: str, size_bytes: float) -> float:
         """How long so many bytes would take now, behind those that are under way."""
@@ -161,7 +161,7 @@ def _empty(count: int) -> Tables:
     def table(other: float, same: float) -> Table:
         return [[same if row == column else other for column in range(count)] for row in range(count)]
 
-    believed, near = link(), tier("memory")
+    believed, near = link(), restore()
     return Tables(
         table(believed.latency_s, near.latency_s), table(believed.s_per_byte, near.s_per_byte), table(0.0, 0.0)
     )

@@ -10,6 +10,7 @@ from kvrelay.fleet.experience import Experience
 from kvrelay.fleet.holdings import Holdings
 from kvrelay.fleet.index import PageIndex, store_key
 from kvrelay.fleet.loads import Loads
+from kvrelay.fleet.restores import Restores
 from kvrelay.fleet.workers import FORGET_S, Fleet, Roster
 from kvrelay.protocol.feed import Heartbeat, PageEvents, PageSnapshot, PagesWanted
 from kvrelay.types import StoreInfo, Value, WorkerInfo
@@ -44,6 +45,7 @@ class Membership:
         self._loads = loads
         self._experience = experience
         self._breakers = breakers
+        self._restores = Restores(loads.links)
         self._began_s: float | None = None
         """When time passed first."""
 
@@ -74,8 +76,7 @@ class Membership:
 
     def heartbeat(self, member: Member, beat: Heartbeat, now: float) -> bool:
         """``member`` is what the link registered as; False when another has its name now."""
-        roster = self._roster(member)
-        return roster.hear(
+        is_current = self._roster(member).hear(
             member.name,
             beat.incarnation,
             healthy=beat.healthy,
@@ -84,6 +85,9 @@ class Membership:
             ways=beat.links,
             progress=beat.progress,
         )
+        if is_current and isinstance(member, StoreInfo):
+            self._restores.heard(member, beat.counts)
+        return is_current
 
     def pages_wanted(self, member: Member, now: float) -> PagesWanted:
         """``member`` registered over a new link: what to ask it about its pages."""
@@ -138,6 +142,7 @@ class Membership:
         self._holdings.keep_only(workers, stores)
         self._fleet.ways.keep_only(stores)
         self._fleet.ways.expire(now)
+        self._restores.keep_only(stores)
         self._breakers.keep_only(workers)
         self._experience.keep_only(workers)
 

@@ -1,5 +1,5 @@
-"""How long bytes are on their way: over a link between two stores, or up from a tier. Bandwidth, latency, and what is
-in flight already; learned like everything that is predicted."""
+"""How long bytes are on their way: over a link between two stores, or up from one into an engine. Bandwidth, latency,
+and what is in flight already; learned like everything that is predicted."""
 
 from __future__ import annotations
 
@@ -16,19 +16,10 @@ MIN_SEEN_S = 1e-4
 """Shorter stretches are noise of two clocks."""
 
 
-class Tier(Value, frozen=True, kw_only=True):
-    """What is believed of a tier before anything was restored from it."""
-
-    latency_s: float
-    bytes_per_s: float
-
-
-TIERS = {
-    "memory": Tier(latency_s=0.0005, bytes_per_s=5e9),
-    "disk": Tier(latency_s=0.002, bytes_per_s=1e9),
-    "object": Tier(latency_s=0.05, bytes_per_s=2e8),
-}
-"""A memory copy by one core, an NVMe disk, an object store in the same region: orders of magnitude, to be learned."""
+RESTORE_LATENCY_S = 0.0005
+RESTORE_BYTES_PER_S = 5e9
+"""Seed: a memory copy by one core. Host memory is the only tier that stores report pages of; a slower one would need a
+way of its own here."""
 
 
 class Move(Value, frozen=True, kw_only=True):
@@ -84,7 +75,6 @@ def link() -> Move:
     return Move(latency=start(LINK_LATENCY_S), per_byte=start(1.0 / LINK_BYTES_PER_S))
 
 
-def tier(name: str) -> Move:
-    """A tier that nothing was restored from. Raises KeyError for a name that is not in ``TIERS``."""
-    believed = TIERS[name]
-    return Move(latency=start(believed.latency_s), per_byte=start(1.0 / believed.bytes_per_s))
+def restore() -> Move:
+    """From a store's memory into an engine beside it, as long as nothing is known of that."""
+    return Move(latency=start(RESTORE_LATENCY_S), per_byte=start(1.0 / RESTORE_BYTES_PER_S))

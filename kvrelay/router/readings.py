@@ -70,6 +70,9 @@ class BrainReadings:
                 error = seen.error(what, float(quantile))
                 yield "kvrelay_prediction_error_ratio", "|predicted - seen| / seen, last 256 requests.", labels, error
         yield "kvrelay_predictions_total", "Requests whose first token was predicted and seen.", {}, seen.predictions
+        for worker, law, error in self._brain.experience.errors():
+            labels = {"worker": worker, "law": law.value}
+            yield "kvrelay_law_error_ratio", "Median |predicted - seen| / seen of a law's last 64.", labels, error
         lost = seen.regret_s
         yield "kvrelay_regret_seconds_total", "First tokens later than the best runner-up's prediction.", {}, lost
 

@@ -89,6 +89,17 @@ def test_predicted_actual_and_the_runners_up_stand_side_by_side() -> None:
     assert not [line for line in lines if "price of KV" in line]
 
 
+def test_items_that_were_seen_as_one_share_a_number() -> None:
+    decision = {"about": "request", **option("p1", total_s=0.31), "runners_up": []}
+    decision["cost_s"] |= {"decode_wait": 0.001, "answer": 0.02}
+    seen = {"cost_s": {"prefill": 0.24}, "together": [{"items": ["decode_wait", "answer"], "seconds": 0.025}]}
+    lines = drawn(record(decision=[decision], actual=seen))
+    assert row(lines, "prefill")[:2] == ["250.0", "240.0"]
+    assert row(lines, "wait at D") == ["1.0", "↓"]
+    assert row(lines, "first token") == ["20.0", "25.0"]
+    assert lines[-1] == "↓ seen together with the next row that has a number"
+
+
 def test_it_fits_eighty_columns() -> None:
     assert max(map(len, drawn(record(), 80))) <= 80
 

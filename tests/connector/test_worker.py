@@ -10,13 +10,14 @@ import torch
 from kvrelay.connector.heads import RankHeads
 from kvrelay.connector.layout import BlockLayout
 from kvrelay.connector.mover import HostMover
-from kvrelay.connector.plan import PageCopy, SaveJob, StepPlan
+from kvrelay.connector.plan import LoadJob, PageCopy, SaveJob, StepPlan
 from kvrelay.connector.saver import StepSaver
 from kvrelay.connector.worker import WorkerHalf
 from kvrelay.store.arena import Arena
 from kvrelay.store.client import StoreClient
 from kvrelay.types import PageFormat, SlotRef
 from tests.connector import caches
+from tests.patience import wait_until
 
 FORMAT = PageFormat(layers=2, kv_heads=caches.HEADS, head_dim=caches.HEAD_DIM, dtype="float32", page_tokens=32)
 
@@ -88,6 +89,25 @@ def test_a_save_that_cannot_work_is_counted_and_stops_no_forward(
     assert client.counts == {"saves_crashed": 1}
     assert [ref.slot for ref in client.suspected] == [1], "the engine may have no further step to find out in"
     assert not client.arena.ready_layers(np.array([1]), np.array([client.arena.epoch])).any()
+
+
+@pytest.mark.parametrize("least_bytes", [FORMAT.page_bytes, FORMAT.page_bytes + 1])
+def test_loads_that_are_large_enough_tell_how_fast_they_were(
+    worker: tuple[WorkerHalf, Client], least_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvrelay.connector.worker.MIN_RESTORED_BYTES", least_bytes)
+    half, client = worker
+    saved = plan_for(client.arena, [3], late=False)
+    run_step(half, saved)
+    plan = StepPlan(epoch=client.arena.epoch, loads=[LoadJob("r", [4], saved.saves[0].pages, 0, 32)])
+    half.before_step(plan)
+    wait_until(lambda: half.collect() == {"r"})
+    assert half.take_bad_blocks() == set()
+    if least_bytes > FORMAT.page_bytes:
+        assert client.counts == {}
+    else:
+        assert client.counts["restored_bytes"] == FORMAT.page_bytes
+        assert client.counts["restore_us"] > 0
 
 
 def test_a_plan_for_another_arena_writes_nothing(worker: tuple[WorkerHalf, Client]) -> None:

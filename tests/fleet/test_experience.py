@@ -16,6 +16,8 @@ from kvrelay.fleet.experience import (
     kind_of,
 )
 from kvrelay.fleet.links import Links
+from kvrelay.fleet.rates import Law
+from kvrelay.policy.fit import UNKNOWN_ERROR
 from kvrelay.policy.perf import Perf
 from tests.fleet.values import worker
 
@@ -43,6 +45,20 @@ def test_a_worker_is_believed_to_be_like_its_kind_until_it_is_seen_often_enough(
         known.saw("twin", lambda perf: perf.saw_prefill(100, 0, 1.0))
     assert known.perf("twin").prefill_s(100) == pytest.approx(1.0, rel=0.1)
     assert known.perf("w").prefill_s(100) == pytest.approx(7.0, rel=0.1)
+
+
+def test_errors_are_those_of_what_is_believed_of_each_worker() -> None:
+    known = experience()
+    known.join(worker("twin"))
+    for _ in range(OWN_AFTER):
+        known.saw("w", slow)
+    for _ in range(OWN_AFTER - 1):
+        known.saw("twin", lambda perf: perf.saw_prefill(100, 0, 1.0))
+    errors = {(name, law): error for name, law, error in known.errors()}
+    assert errors["w", Law.PREFILL] == known.prefill("w").error()
+    assert errors["twin", Law.PREFILL] == known.prefill("twin").error(), "that of its kind"
+    assert errors["w", Law.PREFILL] != errors["twin", Law.PREFILL]
+    assert errors["w", Law.STEP] == errors["twin", Law.ANSWER] == UNKNOWN_ERROR
 
 
 def test_who_computes_prompts_of_one_length_alone_knows_from_its_kind_what_others_take() -> None:

@@ -6,14 +6,14 @@ import msgspec
 import pytest
 
 from kvrelay.fleet.links import Links
-from kvrelay.policy.moves import Move, link, tier
+from kvrelay.policy.moves import Move, link, restore
 
 
 def test_a_store_reaches_itself_through_memory_and_others_over_a_link() -> None:
     links = Links()
     here, there = links.rows(["a", "b"])
     tables = links.tables
-    near, far = tier("memory"), link()
+    near, far = restore(), link()
     ways = [(here, here), (here, there), (there, here), (there, there)]
     assert [tables.latency_s[a][b] for a, b in ways] == [
         near.latency_s,

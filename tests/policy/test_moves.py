@@ -1,4 +1,4 @@
-"""Links and tiers: what a move takes, and what a push leaves to be seen."""
+"""Links and loads: what a move takes, and what a push leaves to be seen."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 import msgspec
 import pytest
 
-from kvrelay.policy.moves import TIERS, Move, link, tier
+from kvrelay.policy.moves import Move, link
 
 
 @pytest.mark.parametrize(
@@ -35,14 +35,9 @@ def test_bandwidth_and_latency_are_learned_from_what_pushes_leave(bytes_per_s: f
 
 @pytest.mark.parametrize(("latency_s", "bytes_per_s"), [(0.01, 2e8), (0.0001, 3e9), (0.3, 1e9)])
 def test_a_move_that_nothing_hides_is_learned_as_it_is(latency_s: float, bytes_per_s: float) -> None:
-    way = tier("disk")
+    way = link()
     for size in (1e6, 1e8, 1e7) * 20:
         way = way.saw(size, latency_s + size / bytes_per_s)
     assert way.seconds(1e8) == pytest.approx(latency_s + 1e8 / bytes_per_s, rel=0.1)
     assert way.seconds(0.0) == pytest.approx(latency_s, rel=0.3, abs=0.001)
     assert msgspec.json.decode(msgspec.json.encode(way), type=Move) == way
-
-
-def test_a_lower_tier_is_slower() -> None:
-    assert list(TIERS) == ["memory", "disk", "object"]
-    assert tier("memory").seconds(1e8) < tier("disk").seconds(1e8) < tier("object").seconds(1e8)

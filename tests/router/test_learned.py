@@ -32,6 +32,19 @@ async def test_a_new_router_knows_what_the_last_one_learned(model_folder: Path, 
     assert again.perf("p1").prefill_s(100) == pytest.approx(first.prefill_s(100), rel=0.01)
 
 
+async def test_how_far_each_law_is_off_is_told_by_worker(model_folder: Path) -> None:
+    async with Cluster(model_folder) as cluster:
+        await cluster.split()
+        assert await cluster.metric('kvrelay_law_error_ratio{law="prefill",worker="p1"}') == 1.0
+        await cluster.stream()
+        experience = cluster.router.brain.experience
+        await until(lambda: experience.prefill("p1").seen == 1)
+        error = experience.prefill("p1").error()
+        assert 0.0 < error != 1.0
+        assert await cluster.metric('kvrelay_law_error_ratio{law="prefill",worker="p1"}') == pytest.approx(error)
+        assert len(list(experience.errors())) == 2 * 3, "each of two workers has three laws"
+
+
 def test_a_file_of_something_else_is_named_and_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("my notes")

@@ -86,6 +86,8 @@ class Handoffs:
         return tokens * self._token_bytes / self._law.bytes_per_s
 
     def loaded(self, sequence: Sequence) -> None:
+        size_bytes = sequence.loaded_tokens * self._token_bytes
+        self._store.restored(size_bytes, size_bytes / self._law.bytes_per_s)
         for transfer in sequence.leg.transfers if isinstance(sequence.leg, DecodeLeg) else ():
             self._store.relay(transfer, Stage.LOADED, tokens=sequence.loaded_tokens)
 

@@ -61,6 +61,8 @@ class MockStore:
         self._transfers: dict[str, Transfer] = {}
         self._failed = 0
         self._refused = 0
+        self._restored_bytes = 0
+        self._restore_s = 0.0
         self.is_away = False
         """Between two lives."""
         self.is_full = False
@@ -73,7 +75,18 @@ class MockStore:
 
     def counts(self) -> dict[str, int]:
         """For heartbeats."""
-        return {"pages_used": len(self._pages), "transfers_failed": self._failed, "pages_refused": self._refused}
+        return {
+            "pages_used": len(self._pages),
+            "transfers_failed": self._failed,
+            "pages_refused": self._refused,
+            "restored_bytes": self._restored_bytes,
+            "restore_us": round(1e6 * self._restore_s),
+        }
+
+    def restored(self, size_bytes: int, seconds: float) -> None:
+        """A worker has loaded so much of what is here."""
+        self._restored_bytes += size_bytes
+        self._restore_s += seconds
 
     # ------------------------------------------------------------ life and death
 
@@ -81,6 +94,7 @@ class MockStore:
         """All is lost, and nobody is told; who waits for a transfer waits no longer."""
         self.is_away = True
         self._pages.clear()
+        self._restored_bytes, self._restore_s = 0, 0.0
         transfers, self._transfers = self._transfers, {}
         for transfer in transfers.values():
             self._end(transfer, Stage.FAILED)

@@ -110,6 +110,9 @@ def test_a_request_waits_for_its_pages_and_is_woken_when_they_are_there() -> Non
     waits.loaded_tokens = 10
     assert net.d.load_s(waits) == pytest.approx(1.0), "the pages before the last chunk were loaded meanwhile"
     net.d.loaded(waits)
+    counts, size_bytes = net.far.counts(), 10 * FORM.layers * FORM.token_layer_bytes
+    assert counts["restored_bytes"] == size_bytes
+    assert counts["restore_us"] == round(1e6 * size_bytes / LAW.bytes_per_s)
     assert net.events[-1].stage is Stage.LOADED
     assert net.events[-1].tokens == 10
 
