@@ -111,16 +111,16 @@ class Ways:
             self._drop(way)
         elif event.stage is Stage.FAILED and event.unreachable:
             del self._under_way[event.transfer]
-            self._failed(way, event.reason, now)
+            self._failed(way, event, now)
         elif event.stage is Stage.FAILED and way in self._breakers:  # the other store may still say that it was the way
             self._breakers[way] = self._breakers[way].gave_up(event.transfer, now)
 
-    def _failed(self, way: Way, why: str, now: float) -> None:
+    def _failed(self, way: Way, event: TransferEvent, now: float) -> None:
         before = self._breakers.get(way)
         if before is None and len(self._breakers) >= MAX_BREAKERS:
             return
-        after = self._breakers[way] = (before or Breaker()).failed(now)
-        self._why[way], self._tried_s[way] = why, now
+        after = self._breakers[way] = (before or Breaker()).failed(event.transfer, now)
+        self._why[way], self._tried_s[way] = event.reason, now
         self.opened += after.state is State.OPEN and (before is None or before.state is State.CLOSED)
 
     def expire(self, now: float) -> None:

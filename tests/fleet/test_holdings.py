@@ -31,6 +31,7 @@ def place(*workers: str, root: PageName = ROOT, page_tokens: int = 4) -> Place:
         page_tokens=(page_tokens,) * many,
         page_bytes=fill,
         token_bytes=fill,
+        context_tokens=fill,
     )
 
 

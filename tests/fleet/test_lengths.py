@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from kvrelay.errors import Overloaded
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.flight import DispatchDecode, Plan, SendPrefill
+from kvrelay.policy.loss import LossReason
 from kvrelay.policy.route import Path
 from kvrelay.types import Role
 from tests.fleet.beats import rest
@@ -52,6 +53,8 @@ def test_an_answer_is_written_where_all_of_it_has_room() -> None:
     for number in range(4):
         begin(brain, f"r{number}", 3000, demanded=6000)
         assert brain.decode_order(f"r{number}", 0.0).worker == "d1"
+    for number in range(4):
+        brain.finish(f"r{number}", status=200, output_tokens=1, now=0.0)
     for number in range(4, 8):
         begin(brain, f"r{number}", 3000)
     assert {brain.decode_order(f"r{number}", 0.0).worker for number in range(4, 8)} == {"d0", "d1"}
@@ -85,7 +88,7 @@ def test_an_answer_goes_on_only_where_the_rest_of_it_has_room() -> None:
     left = rest()
     assert left.ask is not None
     left = replace(left, ask=replace(left.ask, context_tokens=6000))
-    assert isinstance(brain.recovery.lost("r0", left, reason="reset", now=1.0), Plan)
+    assert isinstance(brain.recovery.lost("r0", left, reason=LossReason.RESET, now=1.0), Plan)
     assert brain.decode_order("r0", 1.0).worker == {"d0": "d2", "d2": "d0"}[lost]
 
 

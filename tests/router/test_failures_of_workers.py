@@ -28,7 +28,7 @@ async def test_ps_400_reaches_the_client_with_its_body_and_d_is_never_asked(clus
     prefill, decode = await cluster.split()
     prefill.refuse, prefill.refusal = 400, b'{"error":{"message":"maximum context length is 512","code":400}}'
     async with asyncio.timeout(LEEWAY * CANCELLED_S):
-        status, answer, _ = await cluster.post("/v1/completions", {"model": "tiny", "prompt": list(range(1, 600))})
+        status, answer, _ = await cluster.post("/v1/completions", {"model": "tiny", "prompt": list(range(1, 400))})
     assert (status, answer["error"]["message"]) == (400, "maximum context length is 512")
     assert decode.bodies() == []
 

@@ -39,9 +39,9 @@ def asked(cluster: Cluster) -> set[str]:
     [
         {"prompt": [5] * 600},
         {"prompt": [5] * 100, "max_tokens": 600},
-        {"messages": [{"role": "user", "content": "word " * 600}]},
-        {"messages": [{"role": "user", "content": "word " * 600}], "tools": [{"type": "function"}]},
-        {"prompt": "word " * 600, "suffix": "end"},
+        {"messages": [{"role": "user", "content": "word " * 200}]},
+        {"messages": [{"role": "user", "content": "word " * 200}], "tools": [{"type": "function"}]},
+        {"prompt": "word " * 200, "suffix": "end"},
         {"prompt": "x" * 100_000},
     ],
     ids=["prompt", "answer", "chat", "rendered chat", "whole", "over all"],

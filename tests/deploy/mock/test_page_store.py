@@ -221,6 +221,7 @@ def test_what_was_generated_goes_home_to_the_next_turns_prefill() -> None:
 def test_nothing_is_reported_that_a_store_has_not_room_for(room: int, whole: bool) -> None:
     net, one = Net(room_pages=room), pushed()
     assert net.near.put(one.names[:1])
+    assert one.tail is not None
     assert net.near.put([*one.names, one.tail]) is whole
     told = [name for each in net.near.log._held.values() for name in each]
     assert sorted(told) == sorted(net.near._pages)
