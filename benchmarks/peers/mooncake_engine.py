@@ -3,7 +3,8 @@
     python -m benchmarks.peers.mooncake_engine
 
 prints the median GB/s of each load of ``benchmarks.links`` as one line of JSON. All pieces of a round are one call,
-in memory that is registered and was written before; one round goes before those that are timed.
+in memory that is registered and was written before; one round goes before those that are timed. Its settings are its
+own, by which it pools connections: 16 of them instead of 4, or slices of 1 MiB instead of 64 KiB, gave no more.
 """
 
 from __future__ import annotations
