@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kvrelay.fleet.ground import Ground
-from kvrelay.fleet.workers import Member
+from kvrelay.fleet.member import Member
 from kvrelay.types import WorkerInfo
 
 

@@ -9,7 +9,8 @@ from kvrelay.errors import Refused
 from kvrelay.fleet.breakers import Breakers
 from kvrelay.fleet.flight import AbandonDecode, Flight, LegState, PromptLeg
 from kvrelay.fleet.loads import Loads
-from kvrelay.fleet.workers import Fleet, Member
+from kvrelay.fleet.member import Member
+from kvrelay.fleet.workers import Fleet
 from kvrelay.policy.breaker import State
 from kvrelay.policy.loss import LossReason
 from kvrelay.protocol.operator import Remaining

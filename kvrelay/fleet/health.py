@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from kvrelay.fleet.brain import Brain
+from kvrelay.fleet.member import Member
 from kvrelay.fleet.ways import BrokenWay
-from kvrelay.fleet.workers import Handoff, Member, NoHandoff
+from kvrelay.fleet.workers import Handoff, NoHandoff
 from kvrelay.types import Role, StoreInfo, Value, WorkerInfo
 
 

@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from kvrelay.errors import Overloaded
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.flight import Ask, DispatchDecode, Plan, Rest, Start, Waits
-from kvrelay.fleet.workers import Member, Roster
+from kvrelay.fleet.member import Member
+from kvrelay.fleet.workers import Roster
 from kvrelay.policy.admit import Slo
 from kvrelay.policy.loss import LossReason
 from kvrelay.policy.recover import Manner, Pace

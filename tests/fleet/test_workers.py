@@ -8,7 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from kvrelay.errors import Malformed, Refused
-from kvrelay.fleet.workers import FORGET_S, MAX_MEMBERS, STALLED_S, Fleet, Handoff, NoHandoff, Roster
+from kvrelay.fleet.member import STALLED_S
+from kvrelay.fleet.workers import FORGET_S, MAX_MEMBERS, Fleet, Handoff, NoHandoff, Roster
 from kvrelay.types import Role, WorkerInfo
 from tests.fleet.values import store, worker
 
