@@ -17,7 +17,7 @@ from kvrelay.fleet.pick import Pick
 from kvrelay.policy.admit import Held, Turned
 from kvrelay.policy.route import Decision
 
-JUST_LEFT = Turned(reason="every worker that can write answers just left; retry", kind="no_worker")
+NOBODY = Turned(reason="no worker that takes this prompt and its answer is ready; retry", kind="no_worker")
 REFUSED = 503
 """HTTP status of the answer to who is turned away at once."""
 
@@ -47,7 +47,7 @@ class Admission:
             raise self._refused(ask, entry, None, now)
         pick = self._chooser.begin(ask, ground, now)
         if pick is None:
-            raise self._refused(ask, JUST_LEFT, None, now)
+            raise self._refused(ask, NOBODY, None, now)
         verdict = self._door.meet(ask, pick, ground, alone=not self._flights, now=now)
         if isinstance(verdict, Turned):
             raise self._refused(ask, verdict, pick.decision, now)
@@ -75,8 +75,11 @@ class Admission:
     def _turns_of(self, model: str, now: float) -> Iterator[Command]:
         while (head := self._door.waiting.of(model).head()) is not None:
             ground = self._chooser.ground(model, now)
-            pick = self._chooser.begin(head.ask, ground, now) if ground.writers else None
+            if not ground.writers:
+                return
+            pick = self._chooser.begin(head.ask, ground, now)
             if pick is None:
+                yield self._door.outgrown(head, NOBODY)
                 return
             verdict = self._door.turn(head, pick, alone=not self._flights, now=now)
             if isinstance(verdict, Held):

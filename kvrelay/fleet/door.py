@@ -125,6 +125,11 @@ class Door:
             self._turn_away(msgspec.structs.replace(head, decision=pick.decision), verdict.kind, verdict.reason)
         return verdict
 
+    def outgrown(self, head: Waiting, turned: Turned) -> Refuse:
+        """The last worker that takes so long a prompt and its answer has left: nobody is to wait behind it."""
+        self._turn_away(head, turned.kind, turned.reason)
+        return Refuse(request_id=head.request_id, reason=turned.reason, after_s=turned.after_s)
+
     def _turn_away(self, request: Waiting, kind: str, why: str) -> None:
         """It waits no more; its end will be told."""
         self.refused[kind] += 1

@@ -55,6 +55,28 @@ def test_a_request_larger_than_all_of_d_gets_in_when_nobody_else_is_there() -> N
     assert end(brain, "a", 1.0) == ["b"]
 
 
+def test_who_waits_for_a_worker_that_left_is_turned_away_and_keeps_nobody_waiting() -> None:
+    brain = fleet(HOLDS, kv_tokens=150)
+    long, short = worker("long", Role.DECODE, kv_tokens=150), worker("short", Role.DECODE, max_model_len=200)
+    brain.register_worker(long, 0.0)
+    for name in "ab":  # those two that take so much are full
+        assert isinstance(brain.begin(msgspec.structs.replace(ask(name), context_tokens=1000), 0.0), Plan)
+    assert isinstance(brain.begin(msgspec.structs.replace(ask("c"), context_tokens=1000), 0.0), Waits)
+    assert isinstance(brain.begin(ask("d"), 0.0), Waits)
+    for name in "ab":
+        assert not [each for each in brain.prefill_finished(name, 0, 0, 0.5) if isinstance(each, Start)]
+    brain.register_worker(short, 1.0)
+    for gone in ("d", "long"):
+        member = brain.fleet.workers.get(gone)
+        assert member is not None
+        brain.leaving(member.info, 1.0)
+    commands = brain.admit_waiting(1.0)
+    assert [(type(each), each.request_id) for each in commands] == [(Refuse, "c")]
+    brain.finish("c", status=503, output_tokens=0, now=1.0)
+    assert [(type(each), each.request_id) for each in brain.admit_waiting(1.0)] == [(Start, "d")]
+    brain.check_invariants()
+
+
 def test_a_p_has_one_prompt_to_compute_and_one_to_follow_and_the_others_wait() -> None:
     brain = fleet(HOLDS)
     kinds = [type(brain.begin(ask(f"r{number}"), 0.0)) for number in range(4)]
