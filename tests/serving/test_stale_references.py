@@ -22,6 +22,7 @@ from kvrelay.protocol.client import Held
 from kvrelay.protocol.engine import HANDOFF_KEY, DecodeLeg, PrefillLeg, handoff_params
 from kvrelay.store import keeper
 from kvrelay.store.client import StoreClient
+from kvrelay.store.eviction import EvictionOrder
 from kvrelay.store.page import Page
 from kvrelay.store.transfers import Transfers
 from kvrelay.types import PageName, SlotRef, Stage
@@ -33,6 +34,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session"), pytes
 PAGE = 32
 PROMPT_TOKENS = 150
 """Four whole pages and a part of one."""
+HOUR_S = 3600.0
 COMPUTES = Kind(1, PAGE, cpus="0", load_wait_s=1.0)
 FAILS = Kind(1, PAGE, cpus="1", load_wait_s=1.0, on_bad_page="fail")
 
@@ -127,7 +129,9 @@ async def test_the_hand_off_of_another_prompt_brings_nothing_of_it(place: Place)
     others, own = ids(_dice, PROMPT_TOKENS), ids(_dice, PROMPT_TOKENS)
     stale = next(_transfers)
     await place.prefilled(others, stale)
+    before = await place.counts()
     assert await place.decoded(own, stale) == (await place.alone(own), 0)
+    await place.counted("handoffs_incomplete", before)
     await place.assert_at_rest()
 
 
@@ -144,8 +148,9 @@ async def test_a_hand_off_that_is_used_again_brings_its_own_prompt_each_time(pla
 
 
 async def test_a_hand_off_that_nobody_knows_is_not_waited_for_long(place: Place) -> None:
-    prompt = ids(_dice, PROMPT_TOKENS)
+    prompt, before = ids(_dice, PROMPT_TOKENS), await place.counts()
     assert await place.decoded(prompt, next(_transfers)) == (await place.alone(prompt), 0)
+    await place.counted("handoffs_unheard", before)
     await place.assert_at_rest()
 
 
@@ -154,8 +159,38 @@ async def test_a_hand_off_whose_pages_were_evicted_is_computed(place: Place) -> 
     await place.prefilled(prompt, transfer)
     await asyncio.to_thread(fill_up, place.store)
     assert not any(await place.pages(place.names(prompt)))
+    before = await place.counts()
     assert await place.decoded(prompt, transfer) == (await place.alone(prompt), 0)
+    await place.counted("handoffs_incomplete", before)
     await place.assert_at_rest()
+
+
+async def test_a_hand_off_whose_leases_lapsed_is_computed(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store has forgotten it, and given up what it spares for it, a partial page."""
+    prompt, transfer = ids(_dice, PROMPT_TOKENS), next(_transfers)
+    await place.prefilled(prompt, transfer)
+    with monkeypatch.context() as patch:
+        await an_hour_later(patch)
+        await asyncio.to_thread(fill_up, place.store)
+    assert not any(await place.pages(place.names(prompt)))
+    before = await place.counts()
+    assert await place.decoded(prompt, transfer) == (await place.alone(prompt), 0)
+    await place.counted("handoffs_unheard", before)
+    await place.assert_at_rest()
+
+
+async def an_hour_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Return once the store, which lives in this process, has seen the clock of its leases an hour on."""
+    expire, first, seen = Transfers.expire, EvictionOrder.first, asyncio.Event()
+
+    def expired(self: Transfers, now: float) -> None:
+        expire(self, now + HOUR_S)
+        seen.set()
+
+    monkeypatch.setattr(Transfers, "expire", expired)
+    monkeypatch.setattr(EvictionOrder, "first", lambda self, now: first(self, now + HOUR_S))
+    async with asyncio.timeout(10):
+        await seen.wait()
 
 
 def fill_up(store: StoreClient) -> None:

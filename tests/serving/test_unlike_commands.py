@@ -19,6 +19,7 @@ from kvrelay.deploy.ports import PortClaims
 from kvrelay.deploy.process import Child
 from kvrelay.deploy.tiny import TinyShape, make_tiny
 from kvrelay.protocol.engine import engine_key
+from tests.serving.logprobs import assert_close
 from tests.serving.probe import prompt_tokens
 from tests.serving.texts import token_ids
 
@@ -131,14 +132,25 @@ async def site(http: aiohttp.ClientSession, tmp_path_factory: pytest.TempPathFac
         yield opened
 
 
+def top(answer: dict[str, Any]) -> dict[str, float]:
+    """Log probabilities of the first token's alternatives."""
+    found: dict[str, float] = answer["choices"][0]["logprobs"]["top_logprobs"][0]
+    return found
+
+
 async def test_a_tenants_requests_are_answered_from_converted_pages(site: Site, http: aiohttp.ClientSession) -> None:
+    """P computes in float32 and D in bfloat16, so that texts need not be equal; what D thinks of the first token is."""
     decode = f"http://127.0.0.1:{site.decode_port}"
     headers = {"authorization": f"Bearer {engine_key(KEY.encode())}"}
+    wanted = {"model": "tiny", "temperature": 0, "logprobs": 20, "return_tokens_as_token_ids": True}
     async with aiohttp.ClientSession(headers=headers) as trusted:
         before = (await prompt_tokens(trusted, decode))["external_kv_transfer"]
         for number, tokens in enumerate((40, 150, 300)):
-            answer = await site.post("/v1/completions", {"prompt": token_ids(site.model, tokens, number=number)})
-            assert answer["choices"][0]["text"]
+            body = wanted | {"prompt": token_ids(site.model, tokens, number=number), "max_tokens": 8}
+            answer = await site.post("/v1/completions", body)
+            async with trusted.post(f"{decode}/v1/completions", json=body | {"cache_salt": "alone"}) as response:
+                assert response.status == 200, await response.text()
+                assert_close(top(answer), top(await response.json()))
         loaded = (await prompt_tokens(trusted, decode))["external_kv_transfer"] - before
     assert loaded >= 40 + 150 + 300 - 3, "at most each last token is computed"
     chat = await site.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello there."}]})
