@@ -50,6 +50,8 @@ async def test_each_length_twice_equals_the_unsplit_engine(
     expected = await baseline.ask("/v1/completions", body)
     before = await probe.prompt_tokens(Role.DECODE)
     first = await ask(probe, "/v1/completions", body)
+    await probe.assert_at_rest()  # what the answer wrote has gone home
+    moved = probe.counts()["bytes_received"]
     second = await ask(probe, "/v1/completions", body)
     after = await probe.prompt_tokens(Role.DECODE)
 
@@ -64,6 +66,7 @@ async def test_each_length_twice_equals_the_unsplit_engine(
     assert first["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
     assert 0 <= second["usage"]["prompt_tokens_details"]["cached_tokens"] <= tokens
     await probe.assert_at_rest()
+    assert probe.counts()["bytes_received"] == moved, "the second time nothing is left to move"
 
 
 async def test_eight_prompts_at_once_equal_the_unsplit_engine(probe: Probe, baseline: Baseline, model: Path) -> None:
