@@ -7,7 +7,7 @@ WORKERS ?= 3
 PIP    := $(BIN)/python -m pip install -qq --no-deps --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up test check lint bench bench-handoff bench-index bench-mixed bench-recovery bench-router docs reference lock clean
+.PHONY: help install demo up test check lint bench bench-handoff bench-index bench-mixed bench-recovery bench-reuse bench-router docs reference lock clean
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-builtin-rules
 # Without its bytecode every one of hundreds of processes compiles kvrelay anew, and pytest every test.
@@ -40,8 +40,11 @@ lint: install $(VENV)/.dev
 bench: install bench-handoff ## measure the hand-off, names, codecs and chunk sizes: half an hour, on a machine that does nothing else
 	@for name in naming codec chunks; do echo "== $$name"; $(BIN)/python -m benchmarks.$$name || exit 1; done
 
-bench-index: install ## measure the router's index beside Dynamo's
-	@$(BIN)/python -m benchmarks.index
+bench-index: install ## measure the router's index beside Dynamo's, how long it names pages, and how long it chooses
+	@for name in index naming decision; do echo "== $$name"; $(BIN)/python -m benchmarks.$$name || exit 1; done
+
+bench-reuse: install ## replay public traces through the router's choices, beside Dynamo's: TRACES=FOLDER; STAGES="lru routed" picks
+	@$(BIN)/python -m benchmarks.reuse $(if $(TRACES),--traces $(TRACES)) $(STAGES)
 
 bench-handoff: install ## measure the hand-off beside vLLM's own, print one table; QUICK=1 is shorter, STAGES="ours arena" picks
 	@$(BIN)/python -m benchmarks.handoff $(if $(QUICK),--quick) $(STAGES)

@@ -1,15 +1,23 @@
-"""How long it takes to name the pages of a prompt, in CPU time. A router does this for every request."""
+"""How long it takes to name the pages of a prompt, in CPU time. A router does this for every request.
+
+Run:  python -m benchmarks.naming
+"""
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
+from pathlib import Path
 
+from benchmarks.machine import describe
 from kvrelay.identity import NAMING_VERSION, name_pages, root_name
 from kvrelay.types import Fingerprint, PageFormat
 
 PAGE_TOKENS = 32
 ROUNDS = 200
+LENGTHS = (100, 1_000, 10_000, 100_000)
+RESULTS = Path(__file__).parent / "results" / "naming.json"
 
 
 def fingerprint() -> Fingerprint:
@@ -29,6 +37,14 @@ def median_s(prompt_tokens: int) -> float:
     return statistics.median(times)
 
 
+def main() -> None:
+    found = {str(tokens): round(1e3 * median_s(tokens), 4) for tokens in LENGTHS}
+    for tokens, took_ms in found.items():
+        print(f"naming {int(tokens):>7,} tokens: {took_ms:8.3f} ms")
+    RESULTS.write_text(
+        json.dumps({"machine": describe(), "page_tokens": PAGE_TOKENS, "cpu_ms_by_tokens": found}, indent=1) + "\n"
+    )
+
+
 if __name__ == "__main__":
-    for prompt_tokens in (100, 1_000, 10_000, 100_000):
-        print(f"naming {prompt_tokens:>7,} tokens: {median_s(prompt_tokens) * 1e3:8.3f} ms")
+    main()

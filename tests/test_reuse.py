@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.reuse import UNLIMITED, TracedRequest, read_trace, replay
+from benchmarks.replay.lru import UNLIMITED, foretell
+from benchmarks.replay.trace import TracedRequest, read_trace
 
 TRACES = Path(os.environ.get("KVRELAY_TRACES", "/nowhere"))
 CONVERSATION, SYNTHETIC = "mooncake_conversation_trace.jsonl", "mooncake_synthetic_trace.jsonl"
@@ -41,7 +42,7 @@ def trace(name: str) -> list[TracedRequest]:
 @pytest.mark.skipif(not TRACES.is_dir(), reason="set KVRELAY_TRACES to the folder of public traces")
 @pytest.mark.parametrize(("name", "blocks", "hits", "total"), EXPECTED)
 def test_reuse_of_a_public_trace_is_foretold_to_the_token(name: str, blocks: int, hits: int, total: int) -> None:
-    assert replay(trace(name), blocks) == (hits, total)
+    assert foretell(trace(name), blocks) == (hits, total)
 
 
 def test_a_small_trace_is_counted_by_hand() -> None:
@@ -51,4 +52,4 @@ def test_a_small_trace_is_counted_by_hand() -> None:
         TracedRequest(1024, [1, 2]),  # 512 hit; 3 goes
         TracedRequest(600, [1, 2]),  # all hit
     ]
-    assert replay(requests, blocks=2) == (512 + 600, 1624)
+    assert foretell(requests, blocks=2) == (512 + 600, 1624)

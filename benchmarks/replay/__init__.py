@@ -1,0 +1,1 @@
+"""Public traces, replayed through the router's own decisions in front of simulated engines."""
