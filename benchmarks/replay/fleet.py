@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from benchmarks.quantiles import quantile
-from benchmarks.replay.engine import MODEL, PRINT, TracedEngine
+from benchmarks.replay.engine import MODEL, PRINT, Stride, TracedEngine
 from benchmarks.replay.front import Front, Sent
 from benchmarks.replay.trace import TracedRequest
-from kvrelay.deploy.mock.scheduler import Step
 from kvrelay.deploy.mock.sequence import Sequence as Written
 from kvrelay.errors import Overloaded
 from kvrelay.fleet.flight import Ask
@@ -129,23 +128,31 @@ class TracedFleet:
             arrival, engine = self._open[request_id], self._engines[worker]
             self._served[worker] += 1
             engine.submit(request_id, arrival.traced, arrival.number)
-            if not engine.steps:
-                # In a moment: what comes at the same time may share the step.
-                engine.steps = True
-                self._at(now, lambda now, engine=engine: self._step(engine, now))
+            self._wake(engine, now)
 
-    def _step(self, engine: TracedEngine, now: float) -> None:
-        step = engine.scheduler.plan(now)
-        engine.steps = step is not None
-        if step is not None:
-            self._at(now + step.seconds, lambda now: self._stepped(engine, step, now))
+    def _wake(self, engine: TracedEngine, now: float) -> None:
+        """A request is there."""
+        stride = engine.stride
+        if stride is not None and stride.cut(now):
+            self._at(stride.ends_s, lambda now: self._end(engine, stride, now))
+        elif stride is None:  # in a moment: what comes at the same time may share the step
+            self._at(now, lambda now: self._begin(engine, now) if engine.stride is None else None)
 
-    def _stepped(self, engine: TracedEngine, step: Step, now: float) -> None:
-        written = engine.scheduler.complete(step, now)
+    def _begin(self, engine: TracedEngine, now: float) -> None:
+        stride = engine.begin(now)
+        if stride is not None:
+            self._at(stride.ends_s, lambda now: self._end(engine, stride, now))
+
+    def _end(self, engine: TracedEngine, stride: Stride, now: float) -> None:
+        if engine.stride is not stride:
+            return  # it was cut short, and has ended before
+        engine.stride = None
+        written = engine.end(stride, now)
         self._send(self._front.stepped(engine, now), now)
-        for sequence, _ in written:
+        for sequence in written:
             self._wrote(sequence, now)
-        self._step(engine, now)
+        if engine.stride is None:
+            self._begin(engine, now)
 
     def _wrote(self, sequence: Written, now: float) -> None:
         if sequence.written == 1:

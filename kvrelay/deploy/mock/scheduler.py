@@ -6,7 +6,7 @@ It must never do I/O or read a clock: ``now`` comes in, and what a step would ta
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -15,7 +15,7 @@ from kvrelay.deploy.mock.author import Author, advance
 from kvrelay.deploy.mock.kv_cache import KvCache
 from kvrelay.deploy.mock.order import Order, begun_within
 from kvrelay.deploy.mock.sequence import Ending, Sequence
-from kvrelay.deploy.mock.timing import Chunk, Timing
+from kvrelay.deploy.mock.timing import Chunk
 from kvrelay.policy.patience import beside_answers
 from kvrelay.types import Value
 
@@ -30,6 +30,13 @@ class Limits(Value, frozen=True, kw_only=True):
     max_batched_tokens: int
     shared_chunk_tokens: int
     """Most tokens of one prompt in a step that others want, too; 0: no such limit."""
+
+
+class Times(Protocol):
+    """How fast the engine is."""
+
+    def step_s(self, chunks: Iterable[Chunk], sequences: int, kv_tokens: int) -> float:
+        """One step: chunks of prompts, and a token for each of ``sequences``, which read ``kv_tokens`` together."""
 
 
 class PageSource(Protocol):
@@ -79,7 +86,7 @@ class Totals:
 class Scheduler:
     """Sequences that wait, load or run in one engine."""
 
-    def __init__(self, cache: KvCache, timing: Timing, limits: Limits, pages: PageSource, author: Author) -> None:
+    def __init__(self, cache: KvCache, timing: Times, limits: Limits, pages: PageSource, author: Author) -> None:
         self.cache = cache
         self.totals = Totals()
         self._timing = timing
