@@ -87,7 +87,7 @@ def _dynosim(traces: Traces, say: Say) -> Found:
 
 
 def _simulated(python: Path, path: Path, router: str) -> dict[str, float]:
-    command = [python, dynosim.__file__, path, str(WORKERS), str(BLOCKS), str(BLOCK_TOKENS), router]
+    command = [str(python), dynosim.__file__, str(path), str(WORKERS), str(BLOCKS), str(BLOCK_TOKENS), router]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     figures: dict[str, float] = json.loads(output.splitlines()[-1])
     return figures

@@ -16,7 +16,7 @@ SESSIONS, TURNS, TURN_BLOCKS, REST_TOKENS = 40, 5, 4, 100
 
 def sessions(*, shared_blocks: int = 0, gap_s: float = 1.0) -> list[TracedRequest]:
     """Conversations side by side, whose prompts grow with each turn; all begin with the same ``shared_blocks``."""
-    requests = []
+    requests: list[TracedRequest] = []
     for turn in range(TURNS):
         for session in range(SESSIONS):
             own = [1_000 * (session + 1) + block for block in range(TURN_BLOCKS * (turn + 1))]
