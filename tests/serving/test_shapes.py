@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from typing import Any
 
 import pytest
 
+from benchmarks.breaking.stopped import stopped
 from kvrelay.types import Role
+from tests.patience import PATIENCE_S
 from tests.serving.conftest import Baseline
 from tests.serving.probe import Probe, prompt_tokens
 from tests.serving.test_equality import ask, written
-from tests.serving.tiny import completion, ids
+from tests.serving.tiny import PAGE_TOKENS, completion, ids
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600)]
 
 ROUNDS = 3
 AT_ONCE = 6
+LONG_TOKENS = 2000
+FIRST_PAGES = 8
+"""Of one step."""
 
 
 async def test_every_worker_has_its_part_and_every_answer_is_right(shaped: Probe, tiny_baseline: Baseline) -> None:
@@ -66,3 +72,29 @@ async def test_prompts_of_one_request_are_computed_by_all_p_and_answered_by_one_
     answer = await ask(shaped, "/v1/completions", body)
     assert written(answer) == written(await tiny_baseline.ask("/v1/completions", body))
     await shaped.assert_at_rest()
+
+
+async def test_a_prefill_worker_that_stops_in_its_push_costs_only_time(shaped: Probe, tiny_baseline: Baseline) -> None:
+    """The cluster is idle but for this; another P goes on, or D where there is none."""
+    body = completion(ids(random.Random(24), LONG_TOKENS), 8)
+    expected = await tiny_baseline.ask("/v1/completions", body)
+    victim, *others = (worker.name for worker in shaped.prefillers)
+    with contextlib.ExitStack() as until_answered:
+        async with shaped.without(*others):
+            asking = asyncio.create_task(ask(shaped, "/v1/completions", body))
+            saved = await until_saved(shaped, FIRST_PAGES)
+            until_answered.enter_context(stopped(shaped.cluster.pid(victim)))
+        assert saved < LONG_TOKENS // PAGE_TOKENS, "P was through before it was stopped"
+        assert written(await asking) == written(expected)
+    await shaped.until_ready(victim)
+    await shaped.assert_at_rest()
+
+
+async def until_saved(probe: Probe, pages: int) -> int:
+    """Return once so many pages more are in P's store; how many."""
+    with probe.store("store-0") as store:
+        before = store.describe()["pages_put"]
+        async with asyncio.timeout(PATIENCE_S):
+            while (saved := store.describe()["pages_put"] - before) < pages:
+                await asyncio.sleep(0.005)
+    return saved
