@@ -10,6 +10,7 @@ from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.member import Member
 from kvrelay.fleet.ways import BrokenWay
 from kvrelay.fleet.workers import Handoff, NoHandoff
+from kvrelay.policy.breaker import FAILURES_TO_OPEN
 from kvrelay.types import Role, StoreInfo, Value, WorkerInfo
 
 
@@ -65,6 +66,8 @@ def _judge(brain: Brain, usable: Sequence[WorkerInfo], lost: list[dict[str, str]
     if not any(worker.role.decodes for worker in usable):
         draining = [member.info.name for member in _draining(brain, now) if member.info.role.decodes]
         return "unavailable", f"no worker with role decode or both is ready; {_cure(draining)}"
+    if failing := _failing_writers(brain, usable, now):
+        return failing
     for worker in usable:
         if not brain.fleet.stores.is_usable(worker.store, now):
             return "degraded", _no_store(brain, worker)
@@ -78,6 +81,22 @@ def _judge(brain: Brain, usable: Sequence[WorkerInfo], lost: list[dict[str, str]
         draining = [member.info.name for member in _draining(brain, now) if member.info.role.prefills]
         return "degraded", f"no prefill worker is ready for {', '.join(alone)}; {_cure(draining)}"
     return "ok", ""
+
+
+def _failing_writers(brain: Brain, usable: Sequence[WorkerInfo], now: float) -> tuple[str, str] | None:
+    """Status and reason when every worker that could write answers fails. Once one may be tried again it is not
+    unavailable: a balancer that sent nothing would never let the probe go."""
+    breakers = brain.outcomes.breakers
+    writers = [worker.name for worker in usable if worker.role.decodes]
+    if not all(breakers.are_open(writers)):
+        return None
+    told = ", ".join(f"{name} (circuit breaker {breakers.of(name).state})" for name in writers)
+    begin = f"every worker that can write answers refused or failed {FAILURES_TO_OPEN} requests in a row: {told}"
+    if any(breakers.allows(name, now) for name in writers):
+        return "degraded", f"{begin}; the next request tries one of them again; look at their logs"
+    wait_s = breakers.wait_s(writers, now)
+    until = f"until one is tried again, in {wait_s:.1f} s" if wait_s else "until the one that tries it again has ended"
+    return "unavailable", f"{begin}; all requests get 503 {until}; look at their logs"
 
 
 def _draining(brain: Brain, now: float) -> Iterator[Member[WorkerInfo]]:

@@ -6,6 +6,7 @@ import pytest
 
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.health import examine, serves_unless_drained
+from kvrelay.policy.breaker import FAILURES_TO_OPEN, FIRST_PAUSE_S
 from kvrelay.types import Role
 from tests.fleet.values import store, worker
 
@@ -129,3 +130,30 @@ def test_only_who_could_answer_and_drains_excuses_that_nobody_does(drained: str,
     fleet.drains.begin(drained, 0.0, force=True)
     assert not examine(fleet, 0.0).serving
     assert serves_unless_drained(fleet, 0.0) is serves
+
+
+def _fail(fleet: Brain, name: str) -> None:
+    for _ in range(FAILURES_TO_OPEN):
+        fleet.outcomes.breakers.failed(name, "request", 0.0)
+
+
+def test_a_fleet_whose_every_writer_fails_is_unavailable_until_one_may_be_tried_again() -> None:
+    fleet = brain()
+    fleet.register_worker(worker("p", Role.PREFILL), 0.0)
+    for name in ("d1", "d2"):
+        fleet.register_worker(worker(name, Role.DECODE), 0.0)
+    _fail(fleet, "d1")
+    assert examine(fleet, 0.0).status == "ok", "the other one answers"
+    _fail(fleet, "d2")
+    shut = examine(fleet, 0.0)
+    assert (shut.status, shut.serving) == ("unavailable", False)
+    assert "d1 (circuit breaker open), d2 (circuit breaker open); all requests get 503" in shut.why
+    may_probe = examine(fleet, FIRST_PAUSE_S)
+    assert (may_probe.status, may_probe.serving) == ("degraded", True), "or a balancer would keep the probe away"
+    assert "the next request tries one of them again" in may_probe.why
+    fleet.outcomes.breakers.sent("d1", "probe")
+    fleet.outcomes.breakers.sent("d2", "probe")
+    assert "d1 (circuit breaker probing)" in examine(fleet, FIRST_PAUSE_S).why
+    assert not examine(fleet, FIRST_PAUSE_S).serving
+    fleet.outcomes.breakers.succeeded("d2", "probe", FIRST_PAUSE_S)
+    assert examine(fleet, FIRST_PAUSE_S).status == "ok"
