@@ -29,7 +29,7 @@ PROMPTS = 250
 """Each is asked four times, at random distances: its pages are there, half there, or long overwritten."""
 AT_ONCE = 8
 KV_BLOCKS = 40
-"""Eight of the longest requests need 56: some wait, some are preempted."""
+"""Eight of the longest requests need 56: they do not fit beside each other."""
 ARENA_PAGES = 96
 
 
