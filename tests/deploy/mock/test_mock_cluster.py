@@ -166,6 +166,17 @@ async def test_what_workers_hold_is_what_the_router_knows(mocks: Mocks) -> None:
     assert await mocks.cluster.metric('kvrelay_store_pages{store="store-1"}') >= 3 * 22
 
 
+async def test_how_fast_pages_come_from_a_store_is_learned_from_what_it_counts(mocks: Mocks) -> None:
+    for number in range(3):
+        await mocks.ask(prompt(number))
+    links, law = mocks.cluster.router.brain.loads.links, mocks.node.site.load_law
+    await until(lambda: links.move("store-1", "store-1").per_byte.seen)
+    s_per_byte = links.move("store-1", "store-1").s_per_byte
+    assert s_per_byte == pytest.approx(1 / law.bytes_per_s, rel=0.05)
+    (row,) = links.rows(["store-1"])
+    assert links.tables.s_per_byte[row][row] == s_per_byte, "choices reckon with it"
+
+
 async def test_texts_and_chats_are_answered_as_their_tokens_are(mocks: Mocks) -> None:
     same = {"model": "tiny", "max_tokens": 4, "ignore_eos": True, "return_token_ids": True}
     text = same | {"prompt": "Hello there, you. " * 20}
