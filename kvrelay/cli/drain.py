@@ -11,7 +11,7 @@ import typer
 
 from kvrelay.cli.draining import Routers, Said
 from kvrelay.cli.settings import KeyFile, check_addresses
-from kvrelay.cli.terminal import INTERRUPTED, console, reported, run
+from kvrelay.cli.terminal import INTERRUPTED, console, errors, reported, run
 from kvrelay.deploy.key import read_key
 from kvrelay.errors import Lost, Refused
 
@@ -41,8 +41,9 @@ def drain(
 
     Requests that run there are finished, and a prefill worker stays until the pages that it computed are where they are
     needed. With --deadline-s, streams that run longer go on at other workers, from their pages: their clients notice a
-    short pause at most. Ends with status 0 when the worker is empty, with 1 when something is left that cannot move; it
-    is draining all the same. It gets work again once it is started anew, or with --undo.
+    short pause at most. Ends with status 0 when the worker is empty, with 1 when something is left that cannot move, or
+    when the cluster has more routers than were named; it is draining all the same. It gets work again once it is
+    started anew, or with --undo.
 
     The last worker that can be given answers to write is not drained without --force: one whose circuit breaker is not
     closed, that is draining, silent or not healthy does not count as another.
@@ -63,15 +64,21 @@ async def _undo(routers: Routers, worker: str) -> None:
 
 
 async def _drain(routers: Routers, worker: str, deadline_s: float | None, force: bool) -> None:
-    """Raises ``Lost`` when something is left."""
+    """Raises ``Lost`` when something is left, or may be at a router that was not asked."""
     async with routers:
         said = await routers.drain(worker, force=force)
+        if said.unasked:
+            errors.print(f"warning: {said.unasked}", style="yellow", markup=False, soft_wrap=True)
         said = await _until_empty(said, lambda: routers.remaining(worker), deadline_s)
         if not said.is_empty:
             console.print("The deadline is over: streams go on elsewhere.")
             said = await _until_empty(said, lambda: routers.hand_over(worker), HAND_OVER_S)
         if not said.is_empty:
             raise Lost(f"{said} that cannot move; it is draining all the same")
+    if said.unasked:
+        raise Lost(
+            f"{worker} has nothing left at the routers that were asked, but it cannot be stopped: {said.unasked}"
+        )
     console.print(f"{worker} is empty: it can be stopped.", markup=False)
 
 

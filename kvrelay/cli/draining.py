@@ -41,6 +41,17 @@ class Said:
         return all(each.is_empty for each in self._answers)
 
     @property
+    def unasked(self) -> str:
+        """What is to be done where the cluster has more routers than were asked; empty when all were."""
+        asked, there = len(self._answers), max((each.routers for each in self._answers), default=0)
+        if asked >= there:
+            return ""
+        return (
+            f"{asked} of {there} routers (router.replicas) {'was' if asked == 1 else 'were'} asked, and the others may "
+            f"still send work to {self.worker}: name the control port of each with --router; kvrelay up prints them all"
+        )
+
+    @property
     def is_draining(self) -> bool:
         return all(each.draining or each.gone for each in self._answers)
 
@@ -49,7 +60,7 @@ class Routers:
     """Links to all ``addresses``; use as an async context manager, and after ``drain`` only for that worker."""
 
     def __init__(self, addresses: Iterable[str], key: bytes) -> None:
-        self._addresses = tuple(addresses)
+        self._addresses = tuple(dict.fromkeys(addresses))
         self._key = key
         self._links: dict[str, Channel] = {}
         self._order: DrainWorker | None = None

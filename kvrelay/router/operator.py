@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+import msgspec
+
 from kvrelay.channel import Channel
 from kvrelay.errors import Malformed, Refused
 from kvrelay.fleet.brain import Brain
@@ -18,8 +20,11 @@ from kvrelay.protocol.operator import AskReady, AskRemaining, DrainWorker, HandO
 class OperatorServer:
     """Serves the links of all operators."""
 
-    def __init__(self, brain: Brain, clock: Callable[[], float], obey: Callable[[Iterable[Command]], None]) -> None:
+    def __init__(
+        self, brain: Brain, clock: Callable[[], float], obey: Callable[[Iterable[Command]], None], *, replicas: int = 1
+    ) -> None:
         self._brain = brain
+        self._replicas = replicas
         self._clock = clock
         self._obey = obey
 
@@ -51,7 +56,7 @@ class OperatorServer:
                 return self._ready(now)
             case _:
                 raise Malformed(f"{type(message).__name__} is nothing that an operator asks")
-        return drains.remaining(message.worker, now)
+        return msgspec.structs.replace(drains.remaining(message.worker, now), routers=self._replicas)
 
     def _ready(self, now: float) -> Ready:
         health, fleet = examine(self._brain, now), self._brain.fleet

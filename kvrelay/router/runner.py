@@ -155,7 +155,8 @@ class Router:
                 tasks.create_task(renderer.check(worker))
 
         feed = FeedServer(self.brain, self._clock, desk.obey, heard, self._switchboard)
-        serve = {"feed": feed.serve, "operator": OperatorServer(self.brain, self._clock, desk.obey).serve}
+        operators = OperatorServer(self.brain, self._clock, desk.obey, replicas=self._config.replicas)
+        serve = {"feed": feed.serve, "operator": operators.serve}
         listener = Listener(
             sock, self._key, receiver="router", purposes=serve, serve=lambda link: serve[link.purpose](link)
         )

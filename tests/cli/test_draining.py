@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from kvrelay.channel import Channel, Listener, bind_tcp
+from kvrelay.cli.drain import _drain
 from kvrelay.cli.draining import Routers
-from kvrelay.errors import Refused
+from kvrelay.errors import Lost, Refused
 from kvrelay.protocol.handshake import Rejected
 from kvrelay.protocol.message import Message
 from kvrelay.protocol.operator import DrainWorker, Remaining
@@ -23,9 +24,16 @@ class FakeRouter:
     """One that knows a single worker, or nobody yet. One that ``breaks`` obeys an order to drain, and hangs up."""
 
     def __init__(
-        self, *, knows: bool = True, draining: bool = False, undoes: bool = True, breaks: bool = False
+        self,
+        *,
+        knows: bool = True,
+        draining: bool = False,
+        undoes: bool = True,
+        breaks: bool = False,
+        replicas: int = 1,
     ) -> None:
         self._knows = knows
+        self._replicas = replicas
         self._undoes = undoes
         self._breaks = breaks
         self.draining = draining
@@ -47,7 +55,14 @@ class FakeRouter:
                 return Rejected(code="Refused", reason="not now")
             self.draining = not message.undo
         return Remaining(
-            worker="d0", incarnation="i", draining=self.draining, gone=False, prompts=0, answers=0, transfers=0
+            worker="d0",
+            incarnation="i",
+            draining=self.draining,
+            gone=False,
+            prompts=0,
+            answers=0,
+            transfers=0,
+            routers=self._replicas,
         )
 
 
@@ -104,3 +119,14 @@ async def test_a_router_whose_answers_are_both_lost_is_named() -> None:
     said = await refused(FakeRouter(), FakeRouter(knows=False), FakeRouter(breaks=True, undoes=False))
     assert "it may drain still at " in said
     assert "(not now): run kvrelay drain d0 --undo" in said
+
+
+async def test_a_worker_is_not_called_empty_while_a_replica_was_not_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    async with running(FakeRouter(replicas=2).serve) as one, running(FakeRouter(replicas=2).serve) as two:
+        with pytest.raises(Lost, match=r"cannot be stopped: 1 of 2 routers \(router\.replicas\) was asked"):
+            await _drain(Routers([one, one], KEY), "d0", deadline_s=None, force=False)
+        told = capsys.readouterr()
+        assert "warning: 1 of 2 routers" in told.err
+        assert "can be stopped" not in told.out
+        await _drain(Routers([one, two], KEY), "d0", deadline_s=None, force=False)
+    assert "d0 is empty: it can be stopped." in capsys.readouterr().out
