@@ -14,6 +14,7 @@ from kvrelay.types import Role
 from tests.patience import PATIENCE_S
 from tests.serving.conftest import Baseline
 from tests.serving.probe import Probe, prompt_tokens
+from tests.serving.test_damage import restart_stores
 from tests.serving.test_equality import ask, written
 from tests.serving.tiny import PAGE_TOKENS, completion, ids
 
@@ -21,6 +22,9 @@ pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session"), pytes
 
 ROUNDS = 3
 AT_ONCE = 6
+HITS, PREFIX_TOKENS = 4, 1024
+EVENTS_S = 0.3
+"""So soon the router has heard what the last request left behind."""
 LONG_TOKENS = 2000
 FIRST_PAGES = 8
 """Of one step."""
@@ -98,3 +102,25 @@ async def until_saved(probe: Probe, pages: int) -> int:
             while (saved := store.describe()["pages_put"] - before) < pages:
                 await asyncio.sleep(0.005)
     return saved
+
+
+async def test_a_hit_goes_to_the_prefill_worker_that_alone_has_it(shaped: Probe) -> None:
+    """Both share a store, which serves either; after its death only the cache of one has the prefix."""
+    if len(shaped.prefillers) == 1:
+        pytest.skip("there is no other to go to")
+    rng = random.Random(25)
+    for _ in range(HITS):
+        prefix = ids(rng, PREFIX_TOKENS)
+        holder = await computed_by(shaped, prefix + ids(rng, 40))
+        await restart_stores(shaped)
+        assert await computed_by(shaped, prefix + ids(rng, 40)) == holder
+    await shaped.assert_at_rest()
+
+
+async def computed_by(probe: Probe, prompt: list[int]) -> str:
+    """The prefill worker to which a request went."""
+    async with probe.http.post(f"{probe.cluster.url}/v1/completions", json=completion(prompt, 4)) as response:
+        assert response.status == 200, await response.text()
+        name = response.headers["x-request-id"]
+    await asyncio.sleep(EVENTS_S)
+    return str((await probe.report(name))["prefill_worker"])
