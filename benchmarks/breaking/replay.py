@@ -47,7 +47,7 @@ async def _lose(site: Asking, written: int) -> dict[str, Any]:
     await site.until(f'kvrelay_worker_ready{{role="decode",worker="{worker}"}}', 1)
     right = await site.stream(prompt, count)
     loss = Loss.of(stream, prompt_tokens=PROMPT_TOKENS, hurt_s=hurt_s, ttft_s=ttft_s, right=right)
-    (told,) = stream.timeline["resumptions"]
+    told = stream.timeline["resumptions"][0]
     return {
         "manner": told["manner"],
         "equal": loss.is_equal,
