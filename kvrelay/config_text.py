@@ -12,6 +12,7 @@ from msgspec import inspect
 from kvrelay.config import (
     BLOCK_MULTIPLE,
     DEFAULT_BLOCK_TOKENS,
+    ClusterConfig,
     Config,
     Section,
     StoreConfig,
@@ -50,7 +51,7 @@ def parse(toml: str) -> Config:
 
 def checked(config: Config) -> Config:
     """``config`` itself. Raises ``Misconfigured`` when keys, each in its range, do not fit together."""
-    for complaint in (_about_blocks(config.worker), _about_transports(config.store)):
+    for complaint in (_about_blocks(config.worker), _about_transports(config.store), _about_leases(config.cluster)):
         if complaint:
             raise Misconfigured(complaint)
     return config
@@ -73,6 +74,16 @@ def _about_transports(store: StoreConfig) -> str:
         return f"store.transports: {Transport.LOCAL} is no way to another store; the ways are {', '.join(_WAYS)}"
     twice = {each for each in store.transports if store.transports.count(each) > 1}
     return f"store.transports: {', '.join(sorted(twice))} is named more than once" if twice else ""
+
+
+def _about_leases(cluster: ClusterConfig) -> str:
+    """A lease that ends before the next heartbeat comes makes dead whoever lives."""
+    if cluster.heartbeat_s < cluster.dead_after_s:
+        return ""
+    return (
+        f"cluster.heartbeat_s: {cluster.heartbeat_s:g} must be under cluster.dead_after_s, {cluster.dead_after_s:g}: "
+        "with silences that long everybody counts as dead; a quarter of it is usual"
+    )
 
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<key>[^`]+)`(?: - at `\$(?P<path>[^`]*)`)?")

@@ -109,6 +109,21 @@ def test_an_error_in_the_configuration_names_the_file_and_the_key(tmp_path: Path
     assert f"{file}: {text}" in result.stderr
 
 
+@pytest.mark.parametrize("toml", ["[tenants.silver]\n", "[router]\napi_keys = ['a:K', 'b:K']\n"])
+def test_up_refuses_what_a_router_would_in_one_line_and_leaves_no_run_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, toml: str
+) -> None:
+    run_dir = tmp_path / "run"
+    monkeypatch.setenv("KVRELAY_RUN_DIR", str(run_dir))
+    file = tmp_path / "kvrelay.toml"
+    file.write_text(toml)
+    result = kvrelay("up", "--mock", "1x1", "--config", str(file))
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"error: {file}: ")
+    assert len(result.stderr.splitlines()) == 1
+    assert not run_dir.exists()
+
+
 def test_an_unknown_dtype_is_refused_before_anything_starts() -> None:
     result = kvrelay("up", "--dtype", "fp8")
     assert result.exit_code == 1

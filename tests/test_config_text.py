@@ -26,6 +26,10 @@ from kvrelay.errors import Misconfigured
         ("[worker]\nblock_tokens = 32\npage_tokens = 48\n", "worker.page_tokens: 48 and worker.block_tokens 32 must"),
         ("[worker]\npage_tokens = 48\n", "worker.page_tokens: 48 and the engine's own block of 128 must divide"),
         ("[store]\ntransports = ['local']\n", "store.transports: local is no way to another store"),
+        (
+            "[cluster]\nheartbeat_s = 5.0\ndead_after_s = 0.1\n",
+            "cluster.heartbeat_s: 5 must be under cluster.dead_after_s, 0.1",
+        ),
         ("host = ''\n", "unknown key 'host'; did you mean 'router.host' or 'worker.host'?"),
         ("router = 1\n", "router: expected object, got int"),
     ],

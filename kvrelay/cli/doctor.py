@@ -24,16 +24,18 @@ from kvrelay.config import Config, RouterConfig
 from kvrelay.deploy import cores
 from kvrelay.deploy.command import program
 from kvrelay.deploy.key import read_key
+from kvrelay.deploy.kv_room import require_room
 from kvrelay.deploy.model import model_path
 from kvrelay.deploy.ports import CONTROL_PORT, holder, is_free, routers_at
 from kvrelay.deploy.ranks import require_ranks
+from kvrelay.deploy.startable import is_of_one_worker, require_cluster, require_sound
 from kvrelay.errors import Misconfigured
 from kvrelay.types import Value
 
 _ENGINE_VERSION = "0.32.0"
 _WORKER_BYTES = 3 << 30
 """One engine with a small model: measured about 2 GiB resident, and its KV cache."""
-_VERDICT_CELLS, _WHAT_CELLS = 9, 14
+_VERDICT_CELLS, _WHAT_CELLS = 9, 15
 _NUMA_LIBRARY = "libnuma.so.1"
 _SHARED_MEMORY_BYTES = 256 << 20
 """vLLM's processes talk through /dev/shm; containers often get 64 MiB."""
@@ -118,11 +120,22 @@ def findings(config: Config) -> list[Finding]:
         _port(router.host, router.port, "--port", ours),
         _port(router.control_host, router.control_port, CONTROL_PORT, ours),
     ]
-    return [*software, *machine, *ports, *_fleet(router)]
+    return [_settings(config), *software, *machine, *ports, *_fleet(router)]
 
 
 def _finding(what: str, good: bool, text: str, otherwise: Verdict = Verdict.BAD) -> Finding:
     return Finding(what=what, verdict=Verdict.GOOD if good else otherwise, text=text)
+
+
+def _settings(config: Config) -> Finding:
+    """Whether a start would refuse what is configured, whatever else this machine has."""
+    try:
+        require_sound(config)
+        if not is_of_one_worker(config):
+            require_cluster(config)
+    except Misconfigured as error:
+        return _finding("configuration", False, str(error))
+    return _finding("configuration", True, "fits together")
 
 
 def _python() -> Finding:
@@ -199,6 +212,7 @@ def _model(config: Config) -> Finding:
         return _finding("model", False, str(error) if config.model.path else f"not there; run: {program()} model fetch")
     try:
         require_ranks(folder, config.worker.tensor_parallel)
+        require_room(folder, config)
     except Misconfigured as error:
         return _finding("model", False, str(error))
     return _finding("model", True, str(folder))

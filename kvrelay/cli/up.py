@@ -18,6 +18,7 @@ from kvrelay.config import Config
 from kvrelay.deploy import cores
 from kvrelay.deploy.command import program
 from kvrelay.deploy.mock.roster import parse_size
+from kvrelay.deploy.startable import require_cluster, require_sound
 from kvrelay.errors import Misconfigured
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ def up(
         settings = load(
             config, cluster=cluster, router={"port": port, "replicas": replicas}, mock=simulated, model=given
         )
+        _require_startable(settings, config)
     if not settings.mock.enabled:
         _warn_of_few_cores(settings)
     view = StartupView(console)
@@ -77,6 +79,15 @@ def up(
 
     run(_serve(settings, view), stopping)
     console.print("Stopped.")
+
+
+def _require_startable(settings: Config, file: Path | None) -> None:
+    """Raises ``Misconfigured``, with the file in front that the settings are from."""
+    try:
+        require_sound(settings)
+        require_cluster(settings)
+    except Misconfigured as error:
+        raise Misconfigured(f"{file}: {error}" if file is not None else str(error)) from error
 
 
 def _simulated_size(mock: str, prefill: int | None, decode: int | None) -> tuple[int, int]:

@@ -19,6 +19,7 @@ from kvrelay.config_text import render
 from kvrelay.deploy.crew import POLL_S, STOP_GRACE_S, Crew, OnProgress
 from kvrelay.deploy.folder_lock import FolderLock
 from kvrelay.deploy.key import new_key, read_key, write_secret
+from kvrelay.deploy.kv_room import require_room
 from kvrelay.deploy.members import Kind, Member, RunDir, members, settle_ports
 from kvrelay.deploy.model import model_path
 from kvrelay.deploy.ports import PortClaims
@@ -26,6 +27,7 @@ from kvrelay.deploy.progress import Progress
 from kvrelay.deploy.ranks import require_ranks
 from kvrelay.deploy.readiness import lacking
 from kvrelay.deploy.scratch import Scratch
+from kvrelay.deploy.startable import require_cluster, require_sound
 from kvrelay.deploy.tiny import TinyShape, make_tiny
 from kvrelay.deploy.watch import RouterWatch
 from kvrelay.errors import Lost, Misconfigured
@@ -165,6 +167,8 @@ class LocalCluster:
     # ------------------------------------------------------------ start and end
 
     async def __aenter__(self) -> LocalCluster:
+        require_sound(self._wanted)
+        require_cluster(self._wanted)
         wanted_model = self._find_model()
         with _writing(self._run_dir or Path(tempfile.gettempdir())):
             self.run = RunDir(self._run_dir or self._own_dir())
@@ -199,6 +203,7 @@ class LocalCluster:
         model = self._model or model_path(wanted, weights=not mock)
         if not mock:
             require_ranks(model, self._wanted.worker.tensor_parallel)
+            require_room(model, self._wanted)
         return model
 
     def _own_dir(self) -> Path:

@@ -83,11 +83,6 @@ def settle_ports(config: Config, claims: PortClaims) -> Config:
     """``config`` with every port that was left open chosen and claimed. Raises ``Misconfigured`` when a wanted one is
     taken."""
     router = config.router
-    if config.cluster.stores > 1 and (config.store.peer_port or config.store.advertise):
-        raise Misconfigured("store.peer_port and store.advertise name one store; leave them out with two stores")
-    _refuse_one_workers_settings(config)
-    _refuse_idle_mock(config)
-    _refuse_idle_codecs(config)
     require_free(router.host, router.port, "--port")
     require_free(router.control_host, router.control_port, CONTROL_PORT)
     settled = msgspec.structs.replace(
@@ -105,36 +100,10 @@ def _settled_mock(mock: MockConfig, claims: PortClaims) -> MockConfig:
     return msgspec.structs.replace(mock, control_port=mock.control_port or claims.free(LOOPBACK))
 
 
-def _refuse_idle_mock(config: Config) -> None:
-    """What has no effect is not meant so."""
-    if not config.mock.enabled and config.mock != MockConfig():
-        raise Misconfigured(
-            "[mock], --time-scale and --device are for simulated workers: add --mock PxD or mock.enabled = true"
-        )
-
-
-def _refuse_one_workers_settings(config: Config) -> None:
-    if config.worker.role is not None:
-        raise Misconfigured(
-            "worker.role is for `kvrelay worker`; a cluster's workers are counted by cluster.prefill, cluster.decode "
-            "and cluster.colocated (--prefill, --decode, --colocated)"
-        )
-    if config.worker.advertise:
-        raise Misconfigured("worker.advertise names one worker, for `kvrelay worker`; leave it out of a whole cluster")
-
-
-def _refuse_idle_codecs(config: Config) -> None:
-    """What pages are named after must be able to happen to them."""
-    if config.store.lossy is not None and config.cluster.stores == 1:
-        raise Misconfigured("store.lossy_codec is for pages that go to another store; set cluster.stores to 2")
-
-
 def members(config: Config, run: RunDir, model: Path, claims: PortClaims) -> list[Member]:
     """The processes of ``config`` (ports settled), stores and router first, at ports that are claimed. Raises
     ``Misconfigured``."""
     roles = _roles(config)
-    if not any(role.prefills for role in roles) or not any(role.decodes for role in roles):
-        raise Misconfigured("a cluster needs at least one prefill and one decode worker, or one --colocated worker")
     routers = _routers(config, run, model, claims)
     controls = _controls(routers)
     if config.mock.enabled:

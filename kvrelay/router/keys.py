@@ -32,7 +32,7 @@ class Keyring:
     def __init__(self, api_keys: Sequence[str], cluster_key: bytes) -> None:
         self._tenants = [_entry(text, cluster_key) for text in api_keys]
         if len({key for key, _ in self._tenants}) < len(self._tenants):
-            raise Misconfigured("router.api_keys has the same key twice; give every tenant keys of its own")
+            raise Misconfigured("router.api_keys: the same key is there twice; give every tenant keys of its own")
 
     def __repr__(self) -> str:
         return f"<Keyring {len(self._tenants)} keys>"
@@ -58,7 +58,7 @@ class Keyring:
 def _entry(text: str, cluster_key: bytes) -> tuple[bytes, Tenant]:
     name, colon, key = text.partition(":")
     if not (key if colon else text).strip():
-        raise Misconfigured(f"router.api_keys has an empty key for {name!r}; write TENANT:KEY or KEY")
+        raise Misconfigured(f"router.api_keys: the key of {name!r} is empty; write TENANT:KEY or KEY")
     if colon:
         return key.encode(), Tenant(name=name, salt=tenant_salt(cluster_key, "tenant", name))
     # A key without a tenant is a tenant of its own, named by a digest so that logs never show the key.

@@ -22,7 +22,7 @@ class Promises:
         self._router = config.router
         self._tenants = config.tenants
         for name in config.tenants.keys() - tenants:
-            raise Misconfigured(f"tenants.{name} has no key in router.api_keys; add {name}:KEY there")
+            raise Misconfigured(f"tenants.{name}: it has no key in router.api_keys; add {name}:KEY there")
 
     def __repr__(self) -> str:
         return f"<Promises to {len(self._tenants)} tenants>"

@@ -44,7 +44,7 @@ def test_a_header_that_is_no_time_is_refused(text: str) -> None:
 
 
 def test_a_tenant_without_a_key_is_an_error_that_says_what_to_add() -> None:
-    with pytest.raises(Misconfigured, match=r"tenants.gold has no key in router.api_keys; add gold:KEY there"):
+    with pytest.raises(Misconfigured, match=r"tenants.gold: it has no key in router.api_keys; add gold:KEY there"):
         Promises(CONFIG, frozenset({"free"}))
 
 
