@@ -33,6 +33,7 @@ from kvrelay.router.prefills import Prefills, accepted
 from kvrelay.router.relay import Relay
 from kvrelay.router.request import ClientRequest
 from kvrelay.router.resumable import Remains
+from kvrelay.router.strip import without_transfer
 from kvrelay.router.succession import Succession
 from kvrelay.router.tap import Tap
 from kvrelay.router.tokens import Tokens
@@ -211,7 +212,7 @@ class Exchange:
             return await self._stream(reply)
         answer = await self._counted(await accepted(reply))
         self._obey(self._brain.answered(self._id, self._clock()))
-        return WholeAnswer(answer)
+        return WholeAnswer(without_transfer(answer))
 
     async def _stream(self, reply: Reply) -> StreamedAnswer:
         blocks = reply.events()

@@ -46,6 +46,8 @@ class FakeVllm:
     renders: bool = True
     render_shift: int = 0
     render_status: int = 0
+    transfer: object = None
+    """What it tells of the hand-off in whole answers."""
     """Status of every rendering; 0: render properly."""
     hold_render: asyncio.Event = field(default_factory=asyncio.Event)
     """Rendering waits for this."""
@@ -121,7 +123,8 @@ class FakeVllm:
 
     def _whole(self, body: dict[str, Any], words: list[str], reason: str) -> dict[str, Any]:
         choices = [self._choice("messages" in body, "".join(words), reason)]
-        return {"id": "x", "model": self.model, "choices": choices, "usage": self._usage(body, len(words))}
+        made = {"id": "x", "model": self.model, "choices": choices, "usage": self._usage(body, len(words))}
+        return made | ({"kv_transfer_params": self.transfer} if self.transfer else {})
 
     async def _stream(self, http: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})

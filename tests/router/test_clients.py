@@ -404,6 +404,26 @@ async def test_only_holders_of_a_key_get_in_and_each_tenant_has_its_salt(model_f
         await cluster.at_rest()
 
 
+async def test_what_an_engine_tells_of_the_hand_off_reaches_no_client(cluster: Cluster) -> None:
+    _, decode = await cluster.split()
+    decode.transfer = {"remote_host": "10.0.0.1", "kvrelay": {"type": "Nonsense"}}
+    decode.words = ['"kv_transfer_params": {', " said"]
+    status, answer, _ = await cluster.post("/v1/completions", {"model": "tiny", "prompt": "Hello, you"})
+    assert (status, answer["kv_transfer_params"]) == (200, None)
+    assert answer["choices"][0]["text"] == '"kv_transfer_params": { said', "what the model says is the client's"
+
+
+async def test_a_timeline_keeps_why_a_worker_refused(cluster: Cluster) -> None:
+    _, decode = await cluster.split()
+    decode.refuse, decode.refusal = 400, b'{"error":{"message":"it is over the context length","code":400}}'
+    body = {"model": "tiny", "prompt": "x" * 100_000}
+    status, _, headers = await cluster.post("/v1/completions", body)
+    async with cluster.http.get(f"/kvrelay/requests/{headers['x-request-id']}") as response:
+        timeline = await response.json()
+    assert (status, timeline["status"], timeline["local_reason"]) == (400, 400, "over_length")
+    assert timeline["failure"] == "it is over the context length"
+
+
 async def test_the_first_chunk_is_forwarded_before_the_second_is_made(cluster: Cluster) -> None:
     _, decode = await cluster.split()
     decode.hold_words.clear()
