@@ -57,6 +57,9 @@ async def connect(address: str | Path, key: bytes, *, sender: str, purpose: str)
         channel = Channel(await _dial(address), FrameReader(_MAX_INTRODUCTION_BYTES))
         try:
             await _introduce(channel, key, sender, purpose)
+        except Malformed as error:
+            channel.close()
+            raise Malformed(f"{address}: {error}") from error
         except BaseException:
             channel.close()
             raise

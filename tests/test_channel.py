@@ -437,3 +437,14 @@ async def test_a_stale_socket_file_is_replaced_and_a_live_one_is_not(tmp_path: P
 def test_an_address_that_is_not_host_and_port_is_malformed(address: str) -> None:
     with pytest.raises(Malformed, match="host:port"):
         split_address(address)
+
+
+async def test_an_http_port_is_told_apart_from_a_control_port() -> None:
+    async def serve(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        address = address_of(server.sockets[0])
+        with pytest.raises(Malformed, match=f"^{address}: it speaks HTTP: that is no control port"):
+            await dial(address)

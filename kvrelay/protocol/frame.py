@@ -28,6 +28,8 @@ MAX_PAYLOAD_BYTES = 64 << 20
 """Longest raw payload after one frame."""
 _LENGTH_BYTES = 4
 _CHECKSUM_BYTES = 8
+_HTTP = b"HTTP"
+"""As a length it would be 1.3 GB, which no frame has."""
 
 AnyMessage = HandshakeMessage | ClientMessage | PeerMessage | FeedMessage | OperatorMessage
 
@@ -83,6 +85,8 @@ class FrameReader:
             return None
         size = int.from_bytes(self._buffer[:_LENGTH_BYTES], "little")
         if size > self.max_frame_bytes:
+            if self._buffer.startswith(_HTTP):
+                raise Malformed("it speaks HTTP: that is no control port (router.control_port, 7080 unless told)")
             raise Malformed(f"a frame of {size} bytes is over the limit of {self.max_frame_bytes}")
         end = _LENGTH_BYTES + size
         if len(self._buffer) < end:
