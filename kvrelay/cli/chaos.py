@@ -78,7 +78,8 @@ def chaos(
 ) -> None:
     """Kill, stop, cut off and cancel at random while clients ask for streams, on a cluster that nobody needs.
 
-    Every prompt is asked once before anything is broken; after that each answer has to be the same, or end with an
+    It wants a cluster without promises (slo_ttft_s, slo_tpot_s), which would turn requests away. Every prompt is asked
+    once before anything is broken; after that each answer has to be the same, or end with an
     error that says so: what it said is counted. Clients go away or stop reading in any case. At the end everything is
     mended, and nothing may be held anywhere. Ends with status 1 when an answer was wrong or hung or, with all routers
     left alone, was cut off without an error, or when something is held.

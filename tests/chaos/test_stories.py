@@ -12,6 +12,7 @@ from aiohttp import web
 from kvrelay.deploy.chaos.clients import Clients, Question
 from kvrelay.deploy.chaos.stories import tell
 from kvrelay.deploy.chaos.verdict import Verdict
+from kvrelay.errors import Lost
 from tests.patience import until
 
 HUNG_S = 0.3
@@ -31,6 +32,7 @@ class Router:
 
     def __init__(self) -> None:
         self.begins = True
+        self.refusal = ""
         self.running: set[str] = set()
         self.asked: list[str] = []
 
@@ -46,6 +48,8 @@ class Router:
         return web.json_response({"data": [{"id": "tiny"}]})
 
     async def _complete(self, http: web.Request) -> web.StreamResponse:
+        if self.refusal:
+            return web.json_response({"error": {"message": self.refusal}}, status=503)
         if not (await http.json())["stream"]:
             return web.json_response({"choices": [{"text": "a b"}]})
         name = f"req-{len(self.asked)}"
@@ -117,3 +121,12 @@ async def test_a_router_that_cannot_be_asked_is_told_of(asking: tuple[Router, Cl
 
 def test_what_is_over_is_told_as_such() -> None:
     assert tell({"status": 499}).startswith("the router has no such request in flight (status 499)")
+
+
+async def test_a_refusal_before_anything_is_broken_is_told_in_its_own_words(asking: tuple[Router, Clients]) -> None:
+    router, clients = asking
+    router.refusal = "the first token is predicted after 1.68 s"
+    with pytest.raises(
+        Lost, match=r"answers 503 before anything is broken: the first token is predicted after 1\.68 s$"
+    ):
+        await clients.learn()

@@ -93,7 +93,7 @@ class Clients:
         async with self._http.post(self._url, json=question.body(self._model, stream=False)) as response:
             answer = await response.read()
         if response.status != 200:
-            raise Lost(f"the cluster answers {response.status} before anything is broken: {answer[:300]!r}")
+            raise Lost(f"the cluster answers {response.status} before anything is broken: {_sentence(answer)}")
         text: str = msgspec.json.decode(answer)["choices"][0]["text"]
         return text
 
@@ -255,10 +255,7 @@ class _Reading:
 
     def refused(self, body: bytes) -> None:
         """It is no stream."""
-        try:
-            self._said = _message(msgspec.json.decode(body))
-        except msgspec.DecodeError:
-            self._said = repr(body[:100])
+        self._said = _sentence(body)
 
     def seen(self) -> Seen:
         return Seen(
@@ -278,3 +275,11 @@ def _message(answer: Any) -> str:
     """What an error says."""
     error = answer.get("error") if isinstance(answer, dict) else None
     return str(error.get("message")) if isinstance(error, dict) else repr(answer)[:100]
+
+
+def _sentence(body: bytes) -> str:
+    """What the body of an error says, or its beginning."""
+    try:
+        return _message(msgspec.json.decode(body))
+    except msgspec.DecodeError:
+        return ascii(body[:100].decode(errors="replace"))
