@@ -121,8 +121,7 @@ async def _serve(config: Config, view: StartupView) -> None:
             console.print(_example(cluster.url, served_name(cluster), wants_key), markup=False, soft_wrap=True)
             if config.mock.enabled:
                 console.print(_fault_example(cluster), markup=False, soft_wrap=True)
-            if cluster.controls != [DEFAULT_ROUTER]:
-                console.print(_drain_example(cluster), markup=False, soft_wrap=True)
+            console.print(_drain_example(cluster), markup=False, soft_wrap=True)
             console.print("\nCtrl-C ends it.")
             await cluster.wait()
 
@@ -135,8 +134,9 @@ def _fault_example(cluster: LocalCluster) -> str:
 
 def _drain_example(cluster: LocalCluster) -> str:
     """Each router has to be told, so control ports have to be known that are not the one that drain tries itself."""
-    routers = " ".join(f"--router {control}" for control in cluster.controls)
-    return f"\nTo empty a worker:\n\n  {program()} drain WORKER --key-file {cluster.run.key} {routers}"
+    ports = [] if cluster.controls == [DEFAULT_ROUTER] else cluster.controls
+    routers = "".join(f" --router {control}" for control in ports)
+    return f"\nTo empty a worker:\n\n  {program()} drain WORKER --key-file {cluster.run.key}{routers}"
 
 
 def _show_run_dir(path: Path, *, simulated: bool) -> None:
