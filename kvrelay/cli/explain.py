@@ -30,6 +30,23 @@ ROWS = {
 """What the router calls an item, and how it is shown; in the order in which they add up."""
 SUMS = frozenset({"ttft", "total"})
 MAX_RUNNERS_UP = 3
+LOSSES = {
+    "reset": "hung up",
+    "failed": "failed",
+    "unasked": "could not be reached or took no request",
+    "gave_up": "ended its answer early",
+    "silent": "stood still",
+    "gone": "was gone",
+    "forgotten": "made no progress with this answer",
+    "drained": "was drained",
+}
+"""How the loss of a worker showed, in words; the reason itself is a label of metrics."""
+MANNERS = {
+    "continue": "from what was written",
+    "replay": "asked again, with what was written forced",
+    "restart": "asked again from the beginning",
+}
+"""How an answer went on, in words."""
 BELOW = "\u2193"
 """Actual seconds of this row are in those of a row below it: nobody sees where the one ends and the other begins."""
 
@@ -96,13 +113,15 @@ def _why_unstarted(record: Mapping[str, Any]) -> str:
 
 def _told(loss: Mapping[str, Any]) -> str:
     """One lost decode worker in a sentence."""
-    begin = f"{loss['lost_worker']} was lost after {loss['tokens']} tokens ({loss['reason']}); "
+    seen = LOSSES.get(loss["reason"], "was lost")
+    begin = f"{loss['lost_worker']} {seen} after {loss['tokens']} tokens ({loss['reason']}); "
     if loss["outcome"] != "resumed":
         return f"{begin}nobody went on"
     cached = f", with {loss['cached_tokens']} tokens from caches" if loss.get("cached_tokens") else ""
     strategy = f", by {loss['strategy']}" if loss.get("strategy") else ""
+    manner = MANNERS.get(loss["manner"], loss["manner"])
     pause = f" after a pause of {_ms(loss.get('pause_s'))} ms"
-    return f"{begin}{loss['worker']} went on{pause}{cached} ({loss['manner']}{strategy})"
+    return f"{begin}{loss['worker']} went on{pause}{cached} ({manner}{strategy})"
 
 
 def _name(option: Mapping[str, Any]) -> str:

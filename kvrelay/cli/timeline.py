@@ -44,6 +44,15 @@ _LOOKS = {
     "decode": ("=", "green"),
     "prefill and decode": ("=", "green"),
 }
+NOT_TOKENISED = frozenset(
+    {
+        "over_length", "no_kv_routing", "empty_prompt", "no_render", "multimodal", "prompt_logprobs", "beam_search",
+        "many_prompts", "echo_logprobs", "prompt_embeds", "suffix",
+    }
+)  # fmt: skip
+"""Reasons for which a request is passed on unread."""
+_FIRST_FAILURE = 400
+_CLIENT_CLOSED = 499
 _TICKS = 10_000
 """Times are shown in tenths of a millisecond: phases that are rounded where they meet add up to the total."""
 
@@ -106,18 +115,44 @@ def _notes(record: Mapping[str, Any]) -> dict[str, str]:
     remote = record.get("path") == "remote_prefill"
     decoder = record.get("decode_worker")
     worker = record.get("prefill_worker") if remote else decoder
+    about = "about " if is_guessed(record) else ""
     until = "; it ends with D's first token" if remote and _overtaken(record.get("events", {})) else ""
     return {
         "route": "tokenise, name the pages, choose the workers",
         "wait for prefix": _awaited(record),
         "admission": "it was not let in",
         "queue": f"wait at {worker}",
-        "prefill": f"{prompt} tokens on {worker}, {cached} of them cached{until}",
+        "prefill": f"{about}{prompt} tokens on {worker}, {cached} of them cached{until}",
         "transfer, exposed": "the part of the hand-off that nothing hides",
         "first token": _loaded(record),
         "decode": f"{record.get('output_tokens') or 0} tokens on {decoder}",
-        "prefill and decode": f"{prompt} tokens read, {record.get('output_tokens') or 0} written by {decoder}",
+        "prefill and decode": _read_and_written(record),
     }
+
+
+def is_guessed(record: Mapping[str, Any]) -> bool:
+    """Whether nobody tokenised the prompt, so that its length is guessed from that of its text."""
+    return record.get("local_reason") in NOT_TOKENISED
+
+
+def answered(record: Mapping[str, Any]) -> str:
+    """How a request that was begun ended, where that was not well; else empty."""
+    status, why = record.get("status"), record.get("failure") or ""
+    if status is None or status < _FIRST_FAILURE or record.get("path") == "none":
+        return ""
+    if status == _CLIENT_CLOSED:
+        return "its client went away before the end"
+    if record.get("events", {}).get("first_token") is not None and not why:
+        return f"its answer broke off ({status})"
+    return f"answered {status}: {why}" if why else f"answered {status}"
+
+
+def _read_and_written(record: Mapping[str, Any]) -> str:
+    decoder, prompt = record.get("decode_worker"), record.get("prompt_tokens") or 0
+    about = "about " if is_guessed(record) else ""
+    if answered(record):
+        return f"{about}{prompt} tokens sent to {decoder}"
+    return f"{about}{prompt} tokens read, {record.get('output_tokens') or 0} written by {decoder}"
 
 
 def _awaited(record: Mapping[str, Any]) -> str:
@@ -162,6 +197,8 @@ def draw(record: Mapping[str, Any]) -> RenderableType:
     lines: list[RenderableType] = [_headline(record, parts), bar]
     if (hand_off := _hand_off(record, parts, widths)) is not None:
         lines.append(hand_off)
+    if ending := answered(record):
+        lines.append(Text(ending[:1].upper() + ending[1:], style="bold red"))
     lines.append(_legend(parts))
     if (moved := _moved(record, parts)) is not None:
         lines.append(moved)

@@ -36,6 +36,8 @@ class Timeline:
     local_reason: str = ""
     refusal: str = ""
     """Why it was turned away before it was begun, as its client was told."""
+    failure: str = ""
+    """Why it ended otherwise than with an answer, as its client was told."""
     prefill_worker: str | None = None
     decode_worker: str | None = None
     prompt_tokens: int = 0
@@ -153,6 +155,7 @@ class Timeline:
             "path": self.path,
             "local_reason": self.local_reason or None,
             "refusal": self.refusal or None,
+            "failure": self.failure or None,
             "prefill_worker": self.prefill_worker,
             "decode_worker": self.decode_worker,
             "prompt_tokens": self.prompt_tokens,

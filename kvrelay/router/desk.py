@@ -252,11 +252,13 @@ class Desk:
             event = TransferEvent(store=pull.store, transfer=pull.order.transfer, stage=Stage.FAILED, reason=why)
             self.obey(self._brain.transfer_event(event, self._clock()))
 
-    def close(self, request_id: str, status: int) -> None:
-        """The request is over with ``status``, whatever was still running for it."""
+    def close(self, request_id: str, status: int, why: str = "") -> None:
+        """The request is over with ``status``, ``why`` in its client's words, whatever was still running for it."""
         exchange = self._open.pop(request_id)
         # An answer that nobody wanted to the end was not broken by its worker.
         is_broken = exchange.broken and status != CLIENT_CLOSED
-        self._telemetry.observe(exchange.close(502 if is_broken else status))
+        timeline = exchange.close(502 if is_broken else status)
+        timeline.failure = why
+        self._telemetry.observe(timeline)
         self.obey(self._brain.admit_waiting(self._clock()))
         self._brain.experience.study()

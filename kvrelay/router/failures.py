@@ -26,6 +26,10 @@ class Rejected(KvrelayError):
         self.body = body
 
 
+MAX_MESSAGE_CHARS = 300
+"""Of a failure, kept in its request's timeline."""
+
+
 def blames_client(status: int) -> bool:
     """Whether a worker's status says that the request is wrong, so that no other worker would take it."""
     return 400 <= status < 500 and status not in _NOT_THE_CLIENTS
@@ -53,12 +57,28 @@ def error_body(message: str, status: int, param: str | None = None) -> bytes:
     return msgspec.json.encode({"error": {"message": message, "type": kind, "param": param, "code": status}})
 
 
+class _Sentence(msgspec.Struct, frozen=True):
+    message: str
+
+
+class _Told(msgspec.Struct, frozen=True):
+    error: _Sentence
+
+
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """Status, body and headers of a failed request."""
 
     status: int
     body: bytes
     headers: dict[str, str] = {}
+
+    @property
+    def message(self) -> str:
+        """The sentence of it, or its beginning; empty when a worker answered in another shape."""
+        try:
+            return msgspec.json.decode(self.body, type=_Told).error.message[:MAX_MESSAGE_CHARS]
+        except msgspec.DecodeError:
+            return ""
 
 
 def describe(error: KvrelayError) -> Failure:

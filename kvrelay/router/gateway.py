@@ -130,18 +130,19 @@ class Gateway:
             return await self._driven(http, exchange)
 
     async def _driven(self, http: web.Request, exchange: Exchange) -> web.StreamResponse:
-        status = unexpected().status
+        status, why = unexpected().status, ""
         try:
             response = await self._respond(http, exchange)
             status = response.status
         except KvrelayError as error:
-            status = describe(error).status
+            failed = describe(error)
+            status, why = failed.status, failed.message
             raise
         except (asyncio.CancelledError, ConnectionError):
             status = CLIENT_CLOSED
             raise
         finally:
-            self._desk.close(http[_ID], status)
+            self._desk.close(http[_ID], status, why)
         return response
 
     async def _opened(self, http: web.Request, kind: Kind, claim: Claim, tenant: Tenant, received_s: float) -> Exchange:

@@ -11,8 +11,10 @@ from aiohttp.test_utils import TestServer
 from rich.console import Console
 
 from kvrelay.cli.chat import ChatClient
-from kvrelay.cli.explain import explanation
+from kvrelay.cli.explain import LOSSES, MANNERS, explanation
 from kvrelay.errors import Refused
+from kvrelay.policy.loss import LossReason
+from kvrelay.policy.recover import Manner
 
 
 def drawn(record: dict[str, Any], width: int = 100) -> list[str]:
@@ -142,7 +144,41 @@ def test_every_lost_decode_worker_is_a_sentence() -> None:
     went_on = {**loss, "outcome": "resumed", "worker": "d2", "pause_s": 1.61, "cached_tokens": 96}
     lines = drawn(record(resumptions=[went_on, loss]), width=140)
     assert (
-        "d1 was lost after 31 tokens (silent); d2 went on after a pause of 1,610.0 ms, with 96 tokens from caches "
-        "(continue)"
+        "d1 stood still after 31 tokens (silent); d2 went on after a pause of 1,610.0 ms, with 96 tokens from caches "
+        "(from what was written)"
     ) in lines
-    assert "d1 was lost after 31 tokens (silent); nobody went on" in lines
+    assert "d1 stood still after 31 tokens (silent); nobody went on" in lines
+
+
+def test_every_reason_of_a_loss_and_every_manner_has_its_words() -> None:
+    assert set(LOSSES) == set(LossReason)
+    assert set(MANNERS) == set(Manner) - {Manner.FAIL}
+    unasked = {"reason": "unasked", "lost_worker": "d1", "tokens": 0, "manner": "restart", "outcome": "failed"}
+    told = "d1 could not be reached or took no request after 0 tokens (unasked); nobody went on"
+    assert told in drawn(record(resumptions=[unasked]))
+
+
+def test_a_refused_prompt_was_not_read_and_its_guessed_length_is_called_so() -> None:
+    refused = record(
+        path="local", local_reason="over_length", prompt_tokens=600_001, status=400, failure="it is over the length"
+    )
+    lines = drawn(refused, width=140)
+    assert "Answered 400: it is over the length" in lines
+    assert any("about 600001 tokens sent to d1" in line for line in lines)
+    assert not any("tokens read" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("ending", "told"),
+    [
+        ({"status": 499}, "Its client went away before the end"),
+        ({"status": 503}, "Answered 503"),
+        (
+            {"status": 502, "events": {"received": 0.0, "first_token": 0.5, "finished": 1.0}},
+            "Its answer broke off (502)",
+        ),
+    ],
+)
+def test_how_a_request_failed_is_told(ending: dict[str, Any], told: str) -> None:
+    assert told in drawn(record(**ending))
+    assert told not in drawn(record(status=200))
