@@ -9,6 +9,8 @@ from kvrelay.protocol.engine import HANDOFF_KEY, Handoff, read_handoff
 
 COMPLETION_TOKENS = 16
 """OpenAI's default ``max_tokens`` of a completion; a chat may fill the context."""
+MAX_TEMPERATURE = 2.0
+"""vLLM's."""
 MAX_SEQUENCES = 4096
 """Prompts times choices of one request."""
 
@@ -27,7 +29,8 @@ class TransferParams(msgspec.Struct, frozen=True):
 
 
 class Body(msgspec.Struct, frozen=True):
-    """The fields of both APIs that make a difference here. Sampling is none of them: answers follow from prompts."""
+    """The fields of both APIs that make a difference here. Answers follow from prompts, so of sampling only
+    what vLLM would refuse makes one."""
 
     model: str | None = None
     prompt: msgspec.Raw = msgspec.Raw(b"null")
@@ -41,6 +44,7 @@ class Body(msgspec.Struct, frozen=True):
     ignore_eos: bool | None = None
     logprobs: int | bool | None = None
     return_token_ids: bool | None = None
+    temperature: float | None = None
     cache_salt: str | None = None
     kv_transfer_params: TransferParams | None = None
 
@@ -80,6 +84,8 @@ def read_body(data: bytes) -> Body:
         raise BadRequest(f"the body cannot be read: {error}") from error
     if not 1 <= body.choices <= MAX_SEQUENCES:
         raise BadRequest(f"n must be between 1 and {MAX_SEQUENCES}", param="n")
+    if body.temperature is not None and not 0.0 <= body.temperature <= MAX_TEMPERATURE:
+        raise BadRequest(f"temperature must be in [0, 2], got {body.temperature}.", param="temperature")
     return body
 
 

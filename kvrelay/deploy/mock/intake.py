@@ -54,8 +54,7 @@ class Intake:
             raise BadRequest(f"one request may ask for {MAX_SEQUENCES} answers")
         default = self._engine.max_model_len if chat else COMPLETION_TOKENS
         limit = default if body.limit_tokens is None else body.limit_tokens
-        if limit < 1:
-            raise BadRequest("max_tokens must be at least 1", param="max_tokens")
+        self._check_limit(limit, "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens")
         return [
             self._sequence(f"{request_id}-{at}", ids, choice, body, limit, leg)
             for at, ids in enumerate(prompts)
@@ -65,6 +64,18 @@ class Intake:
     def _check_model(self, body: Body) -> None:
         if body.model not in (None, self._model):
             raise BadRequest(f"The model `{body.model}` does not exist.", status=404, param="model")
+
+    def _check_limit(self, tokens: int, param: str) -> None:
+        """As vLLM: what a prompt leaves too little room for is cut, what no prompt leaves room for is refused."""
+        if tokens < 1:
+            raise BadRequest(f"{param} must be at least 1", param=param)
+        longest = self._engine.max_model_len
+        if tokens > longest:
+            raise BadRequest(
+                f"{param}={tokens} cannot be greater than max_model_len={longest}. Please request fewer output "
+                f"tokens. (parameter={param}, value={tokens})",
+                param=param,
+            )
 
     def _sequence(self, id: str, ids: list[int], choice: int, body: Body, limit: int, leg: Handoff | None) -> Sequence:
         room = self._engine.max_model_len - len(ids)

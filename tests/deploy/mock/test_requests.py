@@ -11,6 +11,7 @@ import pytest
 from kvrelay.deploy.mock.answer import ChatShape, CompletionShape, Shape, Style
 from kvrelay.deploy.mock.asked import plain_chat, prompts_of, read_body
 from kvrelay.deploy.mock.faults import Faults, Params, parse
+from kvrelay.deploy.mock.intake import Intake
 from kvrelay.deploy.mock.roster import mock_names, parse_size
 from kvrelay.deploy.mock.sequence import Ending, Sequence
 from kvrelay.deploy.mock.vocabulary import Vocabulary, vocabulary_of
@@ -19,6 +20,7 @@ from kvrelay.protocol.engine import DecodeLeg, PrefillLeg, handoff_params
 from kvrelay.router import sse
 from kvrelay.types import Role
 from tests.deploy.mock.values import sequence
+from tests.fleet.values import engine
 
 # ---------------------------------------------------------------- bodies
 
@@ -55,6 +57,27 @@ def test_contents_in_parts_are_joined() -> None:
     content = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     body = read_body(json.dumps({"messages": [{"role": "user", "content": content}]}).encode())
     assert plain_chat(body) == [{"role": "user", "content": "ab"}]
+
+
+@pytest.mark.parametrize("temperature", [-1, 2.5])
+def test_a_temperature_that_vllm_refuses_is_refused(temperature: float) -> None:
+    with pytest.raises(BadRequest, match=r"temperature must be in \[0, 2\]"):
+        read_body(json.dumps({"temperature": temperature}).encode())
+    assert read_body(b'{"temperature": 2}').temperature == 2
+
+
+@pytest.mark.parametrize("param", ["max_tokens", "max_completion_tokens"])
+async def test_more_tokens_than_the_model_has_room_for_at_all_are_refused_and_fewer_are_cut(param: str) -> None:
+    unused: Any = None
+    intake = Intake(unused, engine(max_model_len=64), "tiny")
+
+    async def most(tokens: int) -> int:
+        body = read_body(json.dumps({"prompt": [5, 6], param: tokens}).encode())
+        return (await intake.sequences(body, "r", None, chat=False))[0].max_tokens
+
+    assert (await most(64), await most(7)) == (62, 7)
+    with pytest.raises(BadRequest, match=f"^{param}=65 cannot be greater than max_model_len=64"):
+        await most(65)
 
 
 # ---------------------------------------------------------------- faults and names
