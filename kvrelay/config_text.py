@@ -14,6 +14,7 @@ from kvrelay.config import (
     DEFAULT_BLOCK_TOKENS,
     ClusterConfig,
     Config,
+    RouterConfig,
     Section,
     StoreConfig,
     TenantConfig,
@@ -51,7 +52,13 @@ def parse(toml: str) -> Config:
 
 def checked(config: Config) -> Config:
     """``config`` itself. Raises ``Misconfigured`` when keys, each in its range, do not fit together."""
-    for complaint in (_about_blocks(config.worker), _about_transports(config.store), _about_leases(config.cluster)):
+    complaints = (
+        _about_blocks(config.worker),
+        _about_transports(config.store),
+        _about_leases(config.cluster),
+        _about_ports(config.router),
+    )
+    for complaint in complaints:
         if complaint:
             raise Misconfigured(complaint)
     return config
@@ -84,6 +91,13 @@ def _about_leases(cluster: ClusterConfig) -> str:
         f"cluster.heartbeat_s: {cluster.heartbeat_s:g} must be under cluster.dead_after_s, {cluster.dead_after_s:g}: "
         "with silences that long everybody counts as dead; a quarter of it is usual"
     )
+
+
+def _about_ports(router: RouterConfig) -> str:
+    """One port of one address is one listener's."""
+    if not router.port or router.port != router.control_port or router.host != router.control_host:
+        return ""
+    return f"router.control_port: {router.control_port} is router.port as well; give each a port of its own"
 
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<key>[^`]+)`(?: - at `\$(?P<path>[^`]*)`)?")

@@ -30,6 +30,7 @@ from kvrelay.errors import Misconfigured
             "[cluster]\nheartbeat_s = 5.0\ndead_after_s = 0.1\n",
             "cluster.heartbeat_s: 5 must be under cluster.dead_after_s, 0.1",
         ),
+        ("[router]\nport = 7080\n", "router.control_port: 7080 is router.port as well"),
         ("host = ''\n", "unknown key 'host'; did you mean 'router.host' or 'worker.host'?"),
         ("router = 1\n", "router: expected object, got int"),
     ],

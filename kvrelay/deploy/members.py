@@ -85,6 +85,8 @@ def settle_ports(config: Config, claims: PortClaims) -> Config:
     router = config.router
     require_free(router.host, router.port, "--port")
     require_free(router.control_host, router.control_port, CONTROL_PORT)
+    for told in (router.port, router.control_port, config.mock.control_port):
+        claims.keep(told)
     settled = msgspec.structs.replace(
         router,
         port=router.port or claims.free(router.host),

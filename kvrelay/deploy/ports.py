@@ -64,6 +64,11 @@ class PortClaims:
             raise Misconfigured(f"no free TCP port between {port} and {port + _TRIES} on {host}")
         return found
 
+    def keep(self, port: int) -> None:
+        """``port``, which somebody was told to use, is not to be chosen for anybody else; 0 is none."""
+        if port:
+            self._claim(port)
+
     def _first(self, host: str, ports: Iterable[int]) -> int | None:
         return next((port for port in ports if self._claim(port) and self._keep_if_free(host, port)), None)
 

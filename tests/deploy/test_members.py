@@ -97,6 +97,17 @@ def test_mock_workers_and_stores_are_one_process_under_the_names_of_real_ones() 
     assert {name for member in real for name in member.registers} == set(mocks.registers)
 
 
+def test_a_replica_gets_no_port_that_something_else_was_told_to_use() -> None:
+    with PortClaims() as claims:
+        control = claims.free("127.0.0.1")
+        told = RouterConfig(port=0, control_port=control, replicas=2)
+        mock = MockConfig(enabled=True, control_port=control + 1)
+        settled = settle_ports(Config(router=told, mock=mock), claims)
+        routers = [member for member in members(settled, RUN, MODEL, claims) if member.kind is Kind.ROUTER]
+    assert value(routers[0], "--control-port") == str(control)
+    assert int(value(routers[1], "--control-port")) > control + 1
+
+
 def test_the_port_for_faults_of_mock_workers_is_settled_as_well() -> None:
     open_ports = RouterConfig(port=0, control_port=0)
     settled = settle_ports(Config(mock=MockConfig(enabled=True), router=open_ports), CLAIMS).mock
