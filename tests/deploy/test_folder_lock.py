@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from kvrelay.config import ClusterConfig, Config, RouterConfig
+from kvrelay.config import Config, RouterConfig
 from kvrelay.deploy.folder_lock import FolderLock
 from kvrelay.deploy.local import LocalCluster
 from kvrelay.errors import Misconfigured
 
+ENOUGH = "that is far enough"
 HOLDER = """
 import pathlib, sys, time
 from kvrelay.deploy.folder_lock import FolderLock
@@ -41,9 +42,13 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 async def start(run_dir: Path) -> None:
-    """Start a cluster that goes as far as its run directory, and no further: it has no prefill worker."""
-    half = Config(router=RouterConfig(port=0, control_port=0), cluster=ClusterConfig(prefill=0))
-    async with LocalCluster(half, run_dir=run_dir, model=run_dir):
+    """Start a cluster that goes as far as its run directory, and no further."""
+
+    def enough(_: Path) -> None:
+        raise Misconfigured(ENOUGH)
+
+    config = Config(router=RouterConfig(port=0, control_port=0))
+    async with LocalCluster(config, run_dir=run_dir, model=run_dir, on_run_dir=enough):
         pytest.fail("it served")
 
 
@@ -67,7 +72,7 @@ async def test_a_second_cluster_in_a_run_directory_is_refused_and_touches_nothin
 async def test_a_run_directory_is_free_again_after_its_cluster_ended_or_was_killed(tmp_path: Path) -> None:
     end(holder_of(tmp_path / "cluster.lock"))
     for _ in range(2):
-        with pytest.raises(Misconfigured, match="at least one prefill"):
+        with pytest.raises(Misconfigured, match=ENOUGH):
             await start(tmp_path)
         assert [path.name for path in tmp_path.iterdir()] == ["logs"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kvrelay.config import ClusterConfig, Config, RouterConfig
+from kvrelay.config import Config, RouterConfig
 from kvrelay.deploy.local import LocalCluster
 from kvrelay.deploy.scratch import Scratch, scratch
 from kvrelay.errors import Misconfigured
@@ -55,9 +55,13 @@ async def test_a_cluster_removes_its_own_folder_and_that_of_a_killed_one(
     dead, left = owner_below(tmp_path)
     end(dead)
     left.rename(tmp_path / "kvrelay-left")
-    half = Config(router=RouterConfig(port=0, control_port=0), cluster=ClusterConfig(prefill=0))
-    with pytest.raises(Misconfigured, match="at least one prefill"):
-        async with LocalCluster(half, model=tmp_path):
+
+    def enough(_: Path) -> None:
+        raise Misconfigured("that is far enough")
+
+    config = Config(router=RouterConfig(port=0, control_port=0))
+    with pytest.raises(Misconfigured, match="far enough"):
+        async with LocalCluster(config, model=tmp_path, on_run_dir=enough):
             pytest.fail("it served")
     assert list(tmp_path.iterdir()) == []
 
