@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from collections.abc import Iterator
 from itertools import islice
 
 from kvrelay.policy.patience import stands_back
@@ -29,6 +30,7 @@ class Backlog:
         self._sum_s = 0.0
         self._head_since_s = 0.0
         """When the first of them was begun, as far as is known."""
+        self._overtaken: set[str] = set()
 
     def __repr__(self) -> str:
         return f"<Backlog {len(self._promises)} prompts, {self._sum_s:.3f} s>"
@@ -55,7 +57,20 @@ class Backlog:
         head = next(iter(self._promises))
         if head != key and self._passes(self._promises[key], self._promises[head]):
             self._head_since_s = min(now, self._head_since_s + self._promises[key].seconds)
+        self._overtaken.update(self._no_longer_before(key))
         self.withdrawn(key, now)
+
+    def _no_longer_before(self, key: str) -> Iterator[str]:
+        """Those that came before ``key`` and take no more: nobody stands back for it among them."""
+        for other, promise in self._promises.items():
+            if other == key:
+                return
+            if promise.seconds <= self._promises[key].seconds:
+                yield other
+
+    def is_overtaken(self, key: str) -> bool:
+        """Whether one that came later, and takes as long at least, was computed before ``key``."""
+        return key in self._overtaken
 
     def withdrawn(self, key: str, now: float) -> None:
         """It was held back or given up: nobody stood still for it. A key that is not here changes nothing."""
@@ -64,6 +79,7 @@ class Backlog:
         if next(iter(self._promises)) == key:
             self._head_since_s = now
         del self._promises[key]
+        self._overtaken.discard(key)
         # Anew, and not less what has gone: sums of floats would drift.
         self._sum_s = sum(promise.seconds for promise in self._promises.values())
 
@@ -113,4 +129,4 @@ class Backlog:
             key, head = next(iter(self._promises.items()))
             if not head.expires or now - self._head_since_s < head.seconds:
                 return
-            self.computed(key, self._head_since_s + head.seconds)
+            self.withdrawn(key, self._head_since_s + head.seconds)

@@ -95,6 +95,12 @@ class Loads:
         backlog = self._backlogs.get(worker)
         return len(backlog) if backlog else 0
 
+    def is_passed_over(self, reservation: PrefillReservation) -> bool:
+        """Whether its worker seems to have lost it: one that was sent there later, and takes as long at least, was
+        computed before it."""
+        backlog = self._backlogs.get(reservation.worker)
+        return backlog is not None and backlog.is_overtaken(reservation.key)
+
     def busy(self) -> set[str]:
         """Workers with prompts to compute, or for which some are held back; all others are idle."""
         return self._backlogs.keys() | self._held.keys()

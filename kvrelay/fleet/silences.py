@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 
 from kvrelay.fleet.chooser import Chooser
 from kvrelay.fleet.experience import Experience
-from kvrelay.fleet.flight import AbandonDecode, AbandonPrefill, Command, Flight, LegState
-from kvrelay.fleet.loads import Loads
+from kvrelay.fleet.flight import AbandonDecode, AbandonPrefill, Command, Flight, LegState, PromptLeg
+from kvrelay.fleet.loads import Loads, PrefillReservation
 from kvrelay.fleet.steps import FORGET_S, Steps
 from kvrelay.fleet.suspects import Suspects
 from kvrelay.fleet.workers import Fleet
@@ -153,9 +153,16 @@ class Silences:
                 if self._is_stalled(held.worker, leg.heard_s, now):
                     self._stall(held.worker, now)
                     self._suspects.prefill_lost(leg, LossReason.SILENT, now)
-                elif silent_s <= self._patience.forget_s(held.due_s):
+                elif silent_s <= self._patience.forget_s(held.due_s) or not self._is_lost_among_others(leg, held):
                     continue
                 yield AbandonPrefill(request_id=flight.request_id, index=leg.index)
+
+    def _is_lost_among_others(self, leg: PromptLeg, held: PrefillReservation) -> bool:
+        """Whether the progress of its worker is with other prompts. Between its begin and its last chunk nothing is
+        told of a prompt, however long it takes: the only one there may be what the worker is busy with."""
+        if self._loads.prompts(held.worker) < 2:
+            return False
+        return leg.begun_s is None or self._loads.is_passed_over(held)
 
     def _is_stalled(self, worker: str, since_s: float, now: float, moves: int = 0, own_s: float = 0.0) -> bool:
         """``own_s``: the pace of the stream itself, if it has one."""

@@ -366,17 +366,57 @@ def test_an_answer_in_one_piece_is_waited_for_as_long_as_it_is_predicted_to_take
     assert 190.0 < left_s(beats, 0.1, LossReason.FORGOTTEN) < 220.0, "4,000 steps of 10 ms, and some patience"
 
 
-def test_a_prompt_that_its_busy_prefill_worker_has_forgotten_is_computed_elsewhere() -> None:
+def prompts(*lengths: int) -> Beats:
+    """The P of a fleet has prompts of these ``lengths`` in tokens, sent one after the other."""
     beats = Beats("d0", known=True)
-    begun(beats.brain, ask("r0", (7, 1000)))
-    beats.brain.prefill_sent("r0", 0.0)
+    for number, length in enumerate(lengths):
+        begun(beats.brain, ask(f"r{number}", (7 + number, length)))
+        beats.brain.prefill_sent(f"r{number}", 0.0)
+    return beats
+
+
+def started(beats: Beats, request_id: str) -> None:
+    """P says that it has begun to compute its prompt."""
+    event = TransferEvent(store="s1", transfer=f"{request_id}/0/0", stage=Stage.STARTED)
+    beats.brain.transfer_event(event, beats.now)
+
+
+def forgotten(beats: Beats, until_s: float) -> list[Command]:
+    """P makes progress, and says nothing of any prompt: those that are computed elsewhere."""
     commands: list[Command] = []
-    while not commands and beats.now < 200.0:
+    while not commands and beats.now < until_s:
         beats.steps(beats.now + 0.5)
         commands = list(beats.brain.silences.silent_prefills(beats.now))
-    assert commands == [AbandonPrefill(request_id="r0", index=0)]
-    assert 30.0 < beats.now < 40.0, "it takes a second"
     assert beats.brain.silences.stalls == 0, "its worker works"
+    return commands
+
+
+def test_a_prompt_that_its_busy_prefill_worker_has_never_begun_is_computed_elsewhere() -> None:
+    beats = prompts(1000, 1000)
+    started(beats, "r1")
+    assert forgotten(beats, 200.0) == [AbandonPrefill(request_id="r0", index=0)]
+    assert 30.0 < beats.now < 40.0, "it takes a second"
+
+
+@pytest.mark.parametrize("begins", [False, True], ids=["not begun", "begun"])
+def test_the_only_prompt_of_a_prefill_worker_is_what_it_is_busy_with_however_long_it_takes(begins: bool) -> None:
+    beats = prompts(1000)
+    if begins:
+        started(beats, "r0")
+    assert forgotten(beats, 400.0) == []
+
+
+@pytest.mark.parametrize(("later_tokens", "is_forgotten"), [(1000, True), (100, False)], ids=["as long", "shorter"])
+def test_a_prompt_that_was_begun_is_forgotten_when_a_later_one_that_is_no_shorter_is_done(
+    later_tokens: int, is_forgotten: bool
+) -> None:
+    """Long ones stand back for shorter ones."""
+    beats = prompts(1000, later_tokens, 1000)
+    started(beats, "r0")
+    started(beats, "r1")
+    beats.brain.prefill_finished("r1", 0, 0, 1.0)
+    started(beats, "r2")
+    assert forgotten(beats, 100.0) == ([AbandonPrefill(request_id="r0", index=0)] if is_forgotten else [])
 
 
 def test_a_worker_that_hangs_does_not_get_work_for_dialling_again() -> None:
