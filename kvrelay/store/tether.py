@@ -23,6 +23,8 @@ from kvrelay.types import PageFormat
 
 FIRST_RETRY_S = 0.05
 LAST_RETRY_S = 1.0
+_DIED = "the client's thread died; start its process again"
+"""``deploy/engine_main.py`` ends an engine in which that happens."""
 
 M = TypeVar("M", bound=Message)
 
@@ -59,7 +61,7 @@ class Tether:
         if self._thread.ident is None:
             self._loop.close()
         elif self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._stop.set)
+            self._on_loop(self._stop.set)
             self._thread.join()
 
     def wait_attached(self, timeout_s: float) -> bool:
@@ -110,19 +112,13 @@ class Tether:
 
     def _work(self) -> None:
         try:
-            self._loop.run_until_complete(self._run())
+            self._loop.run_until_complete(until_one_ends(self._keep_link(), self._stopped()))
         finally:
             self.attachment = None
-            self.problem = self.problem or "its thread died"
+            self.problem = "closed" if self._stop.is_set() else _DIED
             self._is_over = True
             self._loop.run_until_complete(asyncio.sleep(0))  # answers what was asked until now
             self._loop.close()
-
-    async def _run(self) -> None:
-        try:
-            await until_one_ends(self._keep_link(), self._stopped())
-        finally:
-            self.problem = "closed"
 
     async def _stopped(self) -> None:
         await self._stop.wait()
@@ -138,7 +134,8 @@ class Tether:
             self._retry_s = min(LAST_RETRY_S, 2 * self._retry_s)
 
     async def _serve(self, attachment: Attachment) -> None:
-        self.attachment, self.problem, self._retry_s = attachment, "", FIRST_RETRY_S
+        since_s = self._loop.time()
+        self.attachment, self.problem = attachment, ""
         self._refill = Refill(attachment, self._stock)
         self._is_attached.set()
         try:
@@ -147,3 +144,5 @@ class Tether:
             self.attachment = self._refill = None
             self._is_attached.clear()
             self._stock.clear()
+            if self._loop.time() - since_s >= LAST_RETRY_S:  # one that drops us at once is not to map arenas for ever
+                self._retry_s = FIRST_RETRY_S

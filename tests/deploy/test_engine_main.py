@@ -16,7 +16,8 @@ engine_main.watch_threads()
 if {ours}:
     from pathlib import Path
     from kvrelay.store.client import StoreClient
-    StoreClient._keep_link = lambda self: 1 / 0
+    from kvrelay.store.tether import Tether
+    Tether._keep_link = lambda self: 1 / 0
     StoreClient(Path("none"), b"k" * 32, owner="w/1", format=None).start()
     time.sleep(600)
 else:
