@@ -91,9 +91,12 @@ class Gateway:
     async def _border(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Every request gets an id, every failure becomes an answer in OpenAI's shape."""
         request[_ID] = f"req-{os.urandom(12).hex()}"
-        response = await self._answered(request, handler)
-        if request.content.exception() is not None:
-            await _hang_up_after(request, response)
+        try:
+            response = await self._answered(request, handler)
+            if request.content.exception() is not None:
+                await _hang_up_after(request, response)
+        except ConnectionError as error:  # its client is gone: no error, and nothing for a log
+            raise asyncio.CancelledError from error
         resource = request.match_info.route.resource
         self._telemetry.responded(resource.canonical if resource else "unknown", response.status)
         return response
@@ -105,9 +108,9 @@ class Gateway:
             return _failed(describe(error))
         except web.HTTPException as error:
             return _failed(_http_failure(error, http))
-        except ConnectionError:
-            raise
-        except Exception:  # border: a bug becomes a clean 500 and a line in the log
+        except Exception as error:  # border: a bug becomes a clean 500 and a line in the log
+            if isinstance(error, ConnectionError) and _is_gone(http):
+                raise
             log.exception("request %s failed", http[_ID])
             return _failed(unexpected())
 
@@ -215,6 +218,11 @@ def _require_json(http: web.Request) -> None:
         sent = http.headers.get("content-type", "")[:100]
         said = f"content-type is {sent!r}" if sent else "content-type is missing"
         raise BadRequest(f"{said}; send the body with content-type: application/json", status=415)
+
+
+def _is_gone(http: web.Request) -> bool:
+    """Its client is."""
+    return http.transport is None or http.transport.is_closing()
 
 
 async def _hang_up_after(http: web.Request, response: web.StreamResponse) -> None:

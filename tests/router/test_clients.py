@@ -9,12 +9,14 @@ import random
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import aiohttp
 import pytest
 from aiohttp import web
 
 from kvrelay.config import RouterConfig
 from kvrelay.errors import Overloaded
 from kvrelay.router import gateway, intake, outflow, relay
+from kvrelay.router.answers import StreamedAnswer
 from kvrelay.router.bodies import Bodies, Claim
 from kvrelay.types import Role, Stage
 from tests.fleet.values import store
@@ -464,6 +466,25 @@ async def test_a_client_that_goes_away_in_mid_stream_cancels_d(cluster: Cluster)
     await until(lambda: decode.aborted == 1, within_s=LEEWAY * CANCELLED_S)
     await cluster.at_rest()
     assert await cluster.metric('kvrelay_requests_total{path="remote_prefill",status="499"}') == 1
+
+
+async def test_a_client_that_is_gone_when_it_is_written_to_is_cancelled_without_a_line_in_the_log(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    await cluster.split()
+    pass_on = outflow._pass_on
+
+    async def gone(http: web.Request, stream: StreamedAnswer, response: outflow.EventStream) -> None:
+        assert http.transport is not None
+        http.transport.close()
+        await pass_on(http, stream, response)
+
+    monkeypatch.setattr(outflow, "_pass_on", gone)
+    with pytest.raises(aiohttp.ClientError):
+        await cluster.post("/v1/completions", {"model": "tiny", "prompt": "x", "stream": True})
+    await cluster.at_rest()
+    assert await cluster.metric('kvrelay_requests_total{path="remote_prefill",status="499"}') == 1
+    assert "Traceback" not in caplog.text
 
 
 async def test_a_client_that_goes_away_with_the_last_event_was_answered(

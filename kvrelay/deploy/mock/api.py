@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import secrets
 import time
@@ -59,6 +60,10 @@ class Api:
             return await handler(request)
         except BadRequest as error:
             return _refusal(error.status, str(error), error.param)
+        except ConnectionError as error:
+            if request.transport is not None and not request.transport.is_closing():
+                raise
+            raise asyncio.CancelledError from error  # who asked is gone: nothing for a log
 
     # ------------------------------------------------------------ generation
 

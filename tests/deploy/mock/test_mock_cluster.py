@@ -16,6 +16,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from kvrelay.config import ClusterConfig, Config, MockConfig, RouterConfig, WorkerConfig
 from kvrelay.deploy.mock.faults import Faults, Params
@@ -209,6 +210,28 @@ async def test_an_engine_answers_holders_of_the_engine_key_alone(mocks: Mocks) -
                 assert response.status == status
         async with http.get(f"{url}/metrics") as response:
             assert 'vllm:num_requests_running{engine="0",model_name="tiny"} 0.0' in await response.text()
+
+
+async def test_whoever_hangs_up_on_an_engine_leaves_nothing_in_its_log(
+    mocks: Mocks, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write, streams = web.StreamResponse.write, []
+
+    async def to_nobody(self: web.StreamResponse, data: bytes) -> None:
+        assert self._req is not None
+        if self.headers.get("server") != "kvrelay" and self._req.transport is not None:
+            streams.append(self)
+            self._req.transport.close()
+        await write(self, data)
+
+    monkeypatch.setattr(web.StreamResponse, "write", to_nobody)
+    keyed, body = {"authorization": f"Bearer {engine_key(KEY)}"}, {"prompt": [5], "max_tokens": 3, "stream": True}
+    async with aiohttp.ClientSession(mocks.worker("decode-0").url) as http:
+        with pytest.raises(aiohttp.ClientError):
+            async with http.post("/v1/completions", json=body, headers=keyed) as response:
+                await response.read()
+    assert len(streams) == 1
+    assert "Traceback" not in caplog.text
 
 
 # ---------------------------------------------------------------- faults
