@@ -71,6 +71,11 @@ def test_every_help_page_has_an_example(command: list[str]) -> None:
     assert f"Example:  kvrelay {' '.join(command)}" in page.output
 
 
+def test_fault_names_the_word_that_mends_a_worker() -> None:
+    page = CliRunner().invoke(app, ["fault", "--help"], env={"COLUMNS": "200"})
+    assert "the word none mends it" in page.output
+
+
 def test_without_a_command_the_first_steps_are_shown() -> None:
     assert "kvrelay model fetch;  kvrelay up;" in kvrelay().stdout
 

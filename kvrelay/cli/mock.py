@@ -90,7 +90,8 @@ def fault(
     key_file: KeyFile,
     worker: Annotated[str, typer.Argument(help="Its name; all are shown without one.")] = "",
     faults: Annotated[
-        str, typer.Argument(help="In place of those it has, e.g. hang=true or slow=3,drop_after=5; none: it is well.")
+        str,
+        typer.Argument(help="In place of those it has, e.g. hang=true or slow=3,drop_after=5; the word none mends it."),
     ] = "",
 ) -> None:
     """Make mock workers hang, die, slow down, fail, break off, lose events or misread hand-offs; and mend them.
