@@ -4,16 +4,16 @@ never take a death that nobody wanted for one that was."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 from kvrelay.deploy.comebacks import MOST_DEATHS, WELL_S, Comebacks
 from kvrelay.deploy.members import Kind, Member, RunDir
 from kvrelay.deploy.process import Child, describe_exit
-from kvrelay.deploy.progress import STARTING, LogFollower, Progress, error_lines
+from kvrelay.deploy.progress import STARTING, LogFollower, Progress
 from kvrelay.deploy.revivals import Revivals
 from kvrelay.errors import Lost
 
@@ -39,6 +39,8 @@ class Crew:
         """In the order of their start."""
         self._children: dict[str, Child] = {}
         self._followers: dict[str, LogFollower] = {}
+        self._unstarted: dict[str, str] = {}
+        """Why there is no new process of a member that was to be started again, by name."""
         self._doomed: set[str] = set()
         """Members that are meant to die."""
         self._revivals = Revivals()
@@ -84,17 +86,27 @@ class Crew:
     # ------------------------------------------------------------ start and end
 
     async def start(self, member: Member) -> None:
-        """Its death is a crash from now on."""
+        """Its death is a crash from now on. Raises ``Lost`` when the system has no process or no log for it: then it is
+        as dead as it was."""
         self.members[member.name] = member
-        log = self._run.log(member.name)
-        self._followers[member.name] = LogFollower(log)
-        environment = {**os.environ, "TMPDIR": str(self._run.scratch), "PYTHONUNBUFFERED": "1"}
-        with log.open("ab") as output:
-            child = await Child.start(member.name, member.command, environment, output)
-        self._children[member.name] = child
         self._serving_since_s.pop(member.name, None)
+        try:
+            self._children[member.name] = await self._started(member)
+        except OSError as error:
+            why = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)
+            self._unstarted[member.name] = f"cannot be started, {why}"
+            raise Lost(f"{member.name} cannot be started: {why}") from error
+        self._unstarted.pop(member.name, None)
         self._doomed.discard(member.name)  # not before: the old one's death was wanted
         self._on_progress(member.name, STARTING)
+
+    async def _started(self, member: Member) -> Child:
+        log = self._run.log(member.name)
+        self._followers[member.name] = LogFollower(log)
+        self._run.logs.mkdir(mode=0o700, exist_ok=True)  # somebody may have moved them away
+        environment = {**os.environ, "TMPDIR": str(self._run.scratch), "PYTHONUNBUFFERED": "1"}
+        with log.open("ab") as output:
+            return await Child.start(member.name, member.command, environment, output)
 
     async def start_again(self, name: str, within_s: float) -> None:
         """Return once it is ready; kill it first when it runs. Raises ``Lost``."""
@@ -129,15 +141,16 @@ class Crew:
         await self._children[name].kill()
 
     def note_dead_routers(self, now: float) -> None:
-        """Replicas that died while another one served are to be started again; their death is no crash then. An only
-        router is a member like any other."""
+        """Replicas that died are to be started again, unless none is left and they died too often; their death is no
+        crash then. An only router is a member like any other."""
         if not self.routers() and not self._revivals.may_begin_anew(now):
             self._revivals.give_up()
             return
         for member in self._dead_routers():
             if not self._revivals.waits(member.name):
                 served = self._followers[member.name].read().ready
-                self._tell_death(member.name, self._revivals.died(member.name, now, served=served))
+                pause_s = self._revivals.died(member.name, now, served=served)
+                self._tell_death(member.name, pause_s if self.routers() else 0.0)
 
     async def revive_routers(self, now: float) -> None:
         """Start those whose time has come, and all that wait when none is left."""
@@ -148,9 +161,14 @@ class Crew:
 
     async def _revive(self, member: Member) -> None:
         async with self._starts[member.name]:
-            if not self._runs(member.name) and member.name not in self._doomed:  # others did something meanwhile
-                await self.start(member)
+            if self._is_dead(member.name):  # others may have done something meanwhile
+                await self._try_start(member)
             self._revivals.settled(member.name)
+
+    async def _try_start(self, member: Member) -> None:
+        """One that cannot be started is found dead once more at the next look, which says why."""
+        with contextlib.suppress(Lost):
+            await self.start(member)
 
     def _dead_routers(self) -> list[Member]:
         return [member for member in self._dead() if self._is_replica(member)]
@@ -161,26 +179,33 @@ class Crew:
 
     def _dead(self) -> list[Member]:
         """Those that nobody killed on purpose."""
-        members = self.members.values()
-        return [member for member in members if not self._runs(member.name) and member.name not in self._doomed]
+        return [member for member in self.members.values() if self._is_dead(member.name)]
+
+    def _is_dead(self, name: str) -> bool:
+        return not self._runs(name) and name not in self._doomed
+
+    def _how(self, name: str) -> str:
+        """How it died."""
+        return self._unstarted.get(name) or describe_exit(self._children[name].exit_status)
 
     def _tell_death(self, name: str, pause_s: float) -> None:
-        how, log = describe_exit(self._children[name].exit_status), self._run.log(name)
         when = f"in {pause_s:g} s" if pause_s else "now"
-        _log.warning("%s died (%s) and is started again %s; its log: %s", name, how, when, log)
+        _log.warning(
+            "%s died (%s) and is started again %s; its log: %s", name, self._how(name), when, self._run.log(name)
+        )
 
     def note_dead_members(self, now: float) -> None:
         """Others that died, once all had come to serve, are to be started again: that is no crash."""
         self._note_serving(now)
         known = self._comebacks
-        for member in self._dead():
-            if not self._is_replica(member) and not known.waits(member.name) and not known.is_down(member.name):
-                served_s = now - self._serving_since_s.get(member.name, now)
-                pause_s = known.died(member.name, now, served_s)
-                if pause_s is not None:
-                    self._tell_death(member.name, pause_s)
-                else:
-                    self._tell_down(member.name)
+        dead = [member.name for member in self._dead() if not self._is_replica(member)]
+        noted = [name for name in dead if not known.waits(name) and not known.is_down(name)]
+        for name in noted:
+            pause_s = known.died(name, now, now - self._serving_since_s.get(name, now))
+            if pause_s is not None:
+                self._tell_death(name, pause_s)
+        for name in filter(known.is_down, noted):  # last: whether the rest goes on depends on all of them
+            self._tell_down(name)
 
     def _note_serving(self, now: float) -> None:
         for member in self.running():
@@ -190,18 +215,20 @@ class Crew:
                     self._serving_since_s[member.name] = now
 
     def _tell_down(self, name: str) -> None:
-        died = _obituary(name, describe_exit(self._children[name].exit_status), self._run.log(name))
-        often = f"{MOST_DEATHS} times in a row, within {WELL_S:g} s of serving each time"
-        _log.error("%s\n%s died %s: it stays down, and the rest goes on without it", died, name, often)
+        often = f"{name} died {MOST_DEATHS} times in a row and did not serve for {WELL_S:g} s in between"
+        if self._is_excused(name):
+            _log.error("%s\n%s: it stays down, and the rest goes on without it", self._obituary(name), often)
+        else:
+            _log.error("%s: it is not started again", often)
 
     async def revive_members(self, now: float) -> None:
         """Start those whose time has come, on their old ports."""
         for member in self._dead():
             if self._comebacks.waits(member.name) and self._comebacks.is_due(member.name, now):
                 async with self._starts[member.name]:
-                    if not self._runs(member.name) and member.name not in self._doomed:
+                    if self._is_dead(member.name):
                         await self._children[member.name].kill()  # what it left behind may hold its ports
-                        await self.start(member)
+                        await self._try_start(member)
                     self._comebacks.started(member.name)
 
     # ------------------------------------------------------------ how they are
@@ -211,7 +238,7 @@ class Crew:
         without it: it died too often, and others write."""
         for name, child in self._children.items():
             if not child.running and name not in self._doomed and not self._is_excused(name):
-                raise Lost(_obituary(name, describe_exit(child.exit_status), self._run.log(name)))
+                raise Lost(self._obituary(name))
 
     def _is_excused(self, name: str) -> bool:
         if self._comebacks.is_down(name):
@@ -240,13 +267,12 @@ class Crew:
                 self._on_progress(name, follower.progress)
         return [name for name in names if not self._followers[name].progress.ready]
 
-
-def _obituary(name: str, exit_status: str, log: Path) -> str:
-    """The cause first and, below what the log says of it, again: the last line is what people read."""
-    quoted = error_lines(log, _QUOTED_LINES)
-    if not quoted:
-        return f"{name} died ({exit_status}); no error is in its log, {log}"
-    said = [line[:_QUOTED_CHARS] for line in quoted]
-    listed = "\n".join(f"  {line}" for line in said)
-    cause = exit_status if exit_status.startswith("killed") else said[0]
-    return f"{name} died ({exit_status}). Errors in its log, {log}:\n{listed}\n{name} died: {cause}"
+    def _obituary(self, name: str) -> str:
+        """The cause first and, below what the log says of it, again: the last line is what people read."""
+        how, log = self._how(name), self._run.log(name)
+        said = [line[:_QUOTED_CHARS] for line in self._followers[name].errors(_QUOTED_LINES)]
+        if not said:
+            return f"{name} died ({how}); no error is in its log, {log}"
+        listed = "\n".join(f"  {line}" for line in said)
+        cause = how if how.startswith("killed") else said[0]
+        return f"{name} died ({how}). Errors in its log, {log}:\n{listed}\n{name} died: {cause}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import collections
+import os
 import re
 from pathlib import Path
 
@@ -53,12 +53,12 @@ def milestone(line: str) -> Progress | None:
 
 
 class LogFollower:
-    """Follows one growing log file from its present end."""
+    """Follows one growing log file from its present end. What cannot be read says nothing."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.progress = STARTING
-        self._offset = path.stat().st_size if path.exists() else 0
+        self._begin = self._offset = path.stat().st_size if path.exists() else 0
         self._partial = b""
 
     def __repr__(self) -> str:
@@ -66,15 +66,19 @@ class LogFollower:
 
     def read(self) -> Progress:
         """Take in what was written since the last call; the furthest step so far."""
-        if self.path.exists():
-            with self.path.open("rb") as file:
-                file.seek(self._offset)
-                data = file.read(_READ_BYTES)
-            self._offset += len(data)
-            *lines, self._partial = (self._partial + data).split(b"\n")
-            for line in lines:
-                self._advance(line.decode(errors="replace"))
+        data = _read(self.path, self._offset)
+        self._offset += len(data)
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        for line in lines:
+            self._advance(line.decode(errors="replace"))
         return self.progress
+
+    def errors(self, count: int) -> list[str]:
+        """Lines that name an exception or say ``error:``, of the last MiB since the beginning: the first one, usually
+        the cause, and the last ones."""
+        text = _read(self.path, self._begin, last=True).decode(errors="replace")
+        found = dict.fromkeys(match[1] for line in text.splitlines() if (match := _ERROR.search(line)))
+        return _first_and_last(list(found), count)
 
     def _advance(self, line: str) -> None:
         step = milestone(line)
@@ -82,17 +86,15 @@ class LogFollower:
             self.progress = step
 
 
-def error_lines(path: Path, count: int) -> list[str]:
-    """Lines of a log that name an exception or say ``error:``: the first one, usually the cause, and the last ones."""
-    if not path.exists():
-        return []
-    first, rest = "", collections.deque[str](maxlen=count - 1)
-    with path.open(errors="replace") as file:
-        for line in file:
-            match = _ERROR.search(line)
-            if match is None or match[1] in (first, *rest):
-                continue
-            if first:
-                rest.append(match[1])
-            first = first or match[1]
-    return [first, *rest] if first else []
+def _read(path: Path, begin: int, *, last: bool = False) -> bytes:
+    """A MiB from ``begin`` on, or the ``last`` one after it."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(begin, file.seek(0, os.SEEK_END) - _READ_BYTES) if last else begin)
+            return file.read(_READ_BYTES)
+    except OSError:
+        return b""
+
+
+def _first_and_last(lines: list[str], count: int) -> list[str]:
+    return lines if len(lines) <= count else [lines[0], *lines[len(lines) - count + 1 :]]

@@ -36,8 +36,8 @@ class Revivals:
         self._due_s.clear()
 
     def may_begin_anew(self, now: float) -> bool:
-        """Whether to start again although none serves: one waited for its turn, and they did not die too often."""
-        return bool(self._due_s) and self._recent(now) < MOST_DEATHS
+        """Whether to start again although none serves: they did not die too often."""
+        return self._recent(now) < MOST_DEATHS
 
     def died(self, name: str, now: float, *, served: bool) -> float:
         """``name`` is found dead, and did or did not come to serve; how long it has to wait, in seconds."""

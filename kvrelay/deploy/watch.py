@@ -76,7 +76,7 @@ class RouterWatch:
             others = [self._watched[pid] for name, pid in pids.items() if name != router.name and name in serving]
             hangs = self._hangs(self._watched[pids[router.name]], is_ready=router.name in serving)
             is_same = self._crew.pid(router.name) == pids[router.name]
-            if hangs and is_same and any(other.answers and not other.missed for other in others):
+            if hangs and is_same and any(map(_vouches, others)):
                 _log.warning("%s answers nothing any more: it is ended and started again", router.name)
                 await self._crew.end(router.name)
 
@@ -107,6 +107,11 @@ class RouterWatch:
         for asking in asked:
             asking.cancel()
         await asyncio.gather(*asked, return_exceptions=True)
+
+
+def _vouches(other: Watched) -> bool:
+    """It serves now. One that stands still may have answered just before, and be asked for seconds yet."""
+    return other.answers and not other.missed and not other.still
 
 
 def signs_of(pid: int) -> tuple[float, ...]:

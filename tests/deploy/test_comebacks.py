@@ -109,7 +109,9 @@ async def test_one_that_dies_at_once_again_and_again_stays_down_and_the_others_g
 ) -> None:
     await sicken(crew, "both-0")
     assert [member.name for member in crew.running()] == ["router", "store-0", "both-1"]
-    assert "both-0 died 5 times in a row" in caplog.text
+    assert (
+        "both-0 died 5 times in a row and did not serve for 30 s in between: it stays down, and the rest" in caplog.text
+    )
     assert "RuntimeError: no memory" in caplog.text
     await die(crew, "both-1")
     await look(crew, 2e6)
@@ -122,9 +124,56 @@ async def test_the_cluster_ends_when_no_worker_stays_up(crew: Crew) -> None:
         await sicken(crew, "both-1")
 
 
-async def test_the_cluster_ends_when_its_only_router_does_not_stay_up(crew: Crew) -> None:
+async def test_the_cluster_ends_when_its_only_router_does_not_stay_up_and_nobody_says_that_the_rest_goes_on(
+    crew: Crew, caplog: pytest.LogCaptureFixture
+) -> None:
     with pytest.raises(Lost, match="no memory"):
         await sicken(crew, "router")
+    assert "router died 5 times in a row and did not serve for 30 s in between: it is not started again" in caplog.text
+    assert "the rest goes on" not in caplog.text
+
+
+async def test_one_whose_log_cannot_be_opened_is_tried_again_and_comes_back_when_it_can(
+    crew: Crew, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = crew._run.log("both-0")
+    await die(crew, "both-0")
+    log.unlink()
+    log.mkdir()
+    await look(crew, 1.0)
+    await look(crew, 1.0)
+    assert f"both-0 died (cannot be started, {log}: Is a directory) and is started again in 0.5 s" in caplog.text
+    log.rmdir()
+    await look(crew, 1.0 + FIRST_PAUSE_S)
+    assert len(crew.running()) == 4
+
+
+async def test_one_that_cannot_be_started_is_given_up_like_one_that_dies_at_once(
+    crew: Crew, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = crew._run.log("both-0")
+    await die(crew, "both-0")
+    log.unlink()
+    log.mkdir()
+    for now in range(0, 200 * MOST_DEATHS, 100):
+        await look(crew, float(now))
+    assert crew._comebacks.is_down("both-0")
+    assert "both-0 died 5 times in a row" in caplog.text
+    assert len(crew.running()) == 3
+
+
+async def test_who_dies_after_the_logs_were_moved_away_comes_back_with_a_new_log(crew: Crew, tmp_path: Path) -> None:
+    crew._run.logs.rename(tmp_path / "moved")
+    await die(crew, "store-0")
+    await look(crew, 1.0)
+    assert len(crew.running()) == 4
+    assert crew._run.log("store-0").exists()
+
+
+async def test_one_that_cannot_be_started_the_first_time_is_told_in_words(crew: Crew) -> None:
+    crew._run.log("both-2").mkdir()
+    with pytest.raises(Lost, match=r"both-2 cannot be started: .*Is a directory"):
+        await crew.start(Member(name="both-2", kind=Kind.WORKER, arguments=(READY,)))
 
 
 async def test_a_death_while_the_cluster_starts_is_a_crash_with_the_reason_of_its_log(crew: Crew) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvrelay.deploy.progress import READY_MARK, STARTING, LogFollower, error_lines, milestone
+from kvrelay.deploy.progress import READY_MARK, STARTING, LogFollower, milestone
 
 # Lines of a real start of vLLM 0.32.0, shortened.
 LOG = """(APIServer pid=1) INFO 11-29 16:03:21 [api_utils.py:286] non-default args: {'host': '127.0.0.1'}
@@ -65,7 +65,8 @@ def test_a_follower_never_goes_back(tmp_path: Path) -> None:
 
 def test_a_log_is_quoted_by_its_errors_the_cause_first(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    assert error_lines(log, 3) == []
+    follower = LogFollower(log)
+    assert follower.errors(3) == []
     log.write_text(
         "INFO config error_handler='raise ValueError: x'\n"
         "(EngineCore pid=2) ERROR 11-29 [core.py:1] AssertionError: sizes differ\n"
@@ -79,7 +80,28 @@ def test_a_log_is_quoted_by_its_errors_the_cause_first(tmp_path: Path) -> None:
         "RuntimeError: Engine core initialization failed. See root cause above.",
         "error: the engine died",
     )
-    assert error_lines(log, 3) == [cause, failed, died]
-    assert error_lines(log, 2) == [cause, died]
+    assert follower.errors(3) == [cause, failed, died]
+    assert follower.errors(2) == [cause, died]
     log.write_text("pydantic_core._pydantic_core.ValidationError: 1 validation error\nall is well\n")
-    assert error_lines(log, 3) == ["ValidationError: 1 validation error"]
+    assert follower.errors(3) == ["ValidationError: 1 validation error"]
+
+
+def test_no_error_of_a_former_life_is_quoted_nor_one_before_the_last_mebibyte(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("ConnectionResetError: a peer left, ten hours ago\n")
+    follower = LogFollower(log)
+    with log.open("a") as file:
+        file.write("error: long ago\nerror: cannot listen\n")
+        file.flush()
+        assert follower.errors(3) == ["error: long ago", "error: cannot listen"]
+        file.write("all is well\n" * (1 << 17) + "error: the last word\n")
+        file.flush()
+        assert follower.errors(3) == ["error: the last word"]
+
+
+def test_a_log_that_cannot_be_read_says_nothing(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    follower = LogFollower(log)
+    log.mkdir()
+    assert follower.read() == STARTING
+    assert follower.errors(3) == []
