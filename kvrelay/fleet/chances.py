@@ -3,18 +3,23 @@ member for each of them takes too long."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from kvrelay.fleet.ground import Ground
+from kvrelay.fleet.lost_answer import LostAnswer
 from kvrelay.fleet.member import Member
-from kvrelay.types import WorkerInfo
+from kvrelay.policy.recover import Manner
+from kvrelay.types import Engine, WorkerInfo
 
 
 @dataclass(frozen=True)
 class Chances:
     """Workers, by name."""
 
+    engines: Mapping[str, Engine]
+    """Of all of them."""
     ready: frozenset[str]
     """They get work."""
     soon: frozenset[str]
@@ -37,11 +42,32 @@ class Chances:
             and now - member.heard_s <= lease_s
         ]
         return cls(
+            engines={worker.name: worker.engine for worker in (*ground.writers, *(member.info for member in soon))},
             ready=frozenset(worker.name for worker in ground.writers),
             soon=frozenset(member.info.name for member in soon),
             cut=frozenset(member.info.name for member in soon if member.cut),
         )
 
-    def only_soon(self, tried: set[str]) -> bool:
-        """Whether nobody can write now what those who were ``tried`` have failed, and somebody may be able to soon."""
-        return self.ready <= tried and bool(self.soon - (tried - self.cut))
+    def only_soon(self, lost: LostAnswer, tried: set[str]) -> bool:
+        """Whether nobody can write ``lost`` now, which those who were ``tried`` have failed, and somebody may be able
+        to soon."""
+        able = self._able(lost.ask.context_tokens, replays=lost.rest.manner is Manner.REPLAY)
+        return self.ready & able <= tried and bool((self.soon & able) - (tried - self.cut))
+
+    def _able(self, context_tokens: int, *, replays: bool) -> frozenset[str]:
+        """Those that take so long a prompt with its answer and, if need be, can replay."""
+        if context_tokens <= self._least_context_tokens and not replays:  # nearly always
+            return self._all
+        return frozenset(
+            name
+            for name, engine in self.engines.items()
+            if context_tokens <= engine.max_model_len and (engine.replays or not replays)
+        )
+
+    @cached_property
+    def _all(self) -> frozenset[str]:
+        return frozenset(self.engines)
+
+    @cached_property
+    def _least_context_tokens(self) -> int:
+        return min((engine.max_model_len for engine in self.engines.values()), default=0)

@@ -105,7 +105,7 @@ class Recovery:
             raise Overloaded(_CANNOT if rest.ask is None else _TOO_OFTEN, RETRY_AFTER_S)
         pick = self._pick(flight, rest.ask, rest, now)
         lost = LostAnswer(flight, rest.ask, rest, pick.prefill_s if pick is not None else 0.0, now)
-        waits = pick is None and self._chances(lost, now).only_soon(self._tried(flight))
+        waits = pick is None and self._chances(lost, now).only_soon(lost, self._tried(flight))
         goes_on = pick is not None or waits
         flight.timeline.lose(resumption(flight, reason, rest, now, goes_on=goes_on))
         if not goes_on:
@@ -123,7 +123,7 @@ class Recovery:
         pick = self._chooser.decode(flight.ask, self._tried(flight), now)
         rest = Rest(ask=flight.ask, tokens=0, manner=Manner.RESTART)
         lost = LostAnswer(flight, flight.ask, rest, pick.prefill_s if pick is not None else 0.0, now)
-        if pick is None and not self._chances(lost, now).only_soon(self._tried(flight)):
+        if pick is None and not self._chances(lost, now).only_soon(lost, self._tried(flight)):
             return None
         if pick is not None and self._is_next(flight.ask, pick, now):
             return self._move(flight, pick, now)
@@ -258,7 +258,7 @@ class Recovery:
         for lost in self._turns:
             if lost.model not in chances:
                 chances[lost.model] = self._chances(lost, now)
-            nobody = chances[lost.model].only_soon(self._tried(lost.flight))
+            nobody = chances[lost.model].only_soon(lost, self._tried(lost.flight))
             if nobody is (lost.nobody_since_s is None):
                 self._turns.wait(lost.found(nobody=nobody, now=now))
 

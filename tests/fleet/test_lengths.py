@@ -7,8 +7,9 @@ from msgspec.structs import replace
 
 from kvrelay.errors import Overloaded
 from kvrelay.fleet.brain import Brain
-from kvrelay.fleet.flight import DispatchDecode, Plan, SendPrefill
+from kvrelay.fleet.flight import DispatchDecode, Plan, SendPrefill, Start, Waits
 from kvrelay.policy.loss import LossReason
+from kvrelay.policy.recover import Manner
 from kvrelay.policy.route import Path
 from kvrelay.types import Role
 from tests.fleet.beats import rest
@@ -27,9 +28,17 @@ def fleet(*lengths: tuple[str, int], local_prefill: bool = True) -> Brain:
     brain.leaving(known.info, 0.0)
     brain._chooser._local_prefill = local_prefill
     for name, tokens in lengths:
-        info = member(name, Role.PREFILL if name.startswith("p") else Role.DECODE)
-        brain.register_worker(replace(info, engine=replace(info.engine, max_model_len=tokens)), 0.0)
+        register(brain, name, tokens, 0.0)
     return brain
+
+
+def register(
+    brain: Brain, name: str, tokens: int, now: float, *, incarnation: str = "i1", replays: bool = False
+) -> None:
+    """A worker is ready."""
+    info = member(name, Role.PREFILL if name.startswith("p") else Role.DECODE)
+    engine = replace(info.engine, max_model_len=tokens, replays=replays)
+    brain.register_worker(replace(info, incarnation=incarnation, engine=engine), now)
 
 
 def begin(brain: Brain, name: str, tokens: int, demanded: int = 0) -> Plan:
@@ -97,3 +106,49 @@ def test_what_nobody_takes_now_may_come_again() -> None:
     with pytest.raises(Overloaded):
         begin(brain, "r0", 5000)
     brain.check_invariants()
+
+
+def cut_off(brain: Brain, name: str) -> None:
+    """Its link ends; it may be starting again."""
+    known = brain.fleet.workers.get(name)
+    assert known is not None
+    brain.members.link(known.info, 1)
+    brain.members.link(known.info, -1)
+
+
+@pytest.mark.parametrize("others", [(), (("d1", SHORT),)], ids=["alone", "beside a short one"])
+def test_a_long_answer_waits_for_the_worker_that_takes_it_whoever_else_is_there(others: tuple[tuple[str, int]]) -> None:
+    brain = fleet(("d0", LONG), *others)
+    begin(brain, "r0", 3000, demanded=6000)
+    brain.decode_order("r0", 0.0)
+    brain.first_token("r0", 0.1)
+    cut_off(brain, "d0")
+    left = rest()
+    assert left.ask is not None
+    left = replace(left, ask=replace(left.ask, context_tokens=6000))
+    assert isinstance(brain.recovery.lost("r0", left, reason=LossReason.RESET, now=1.0), Waits)
+    assert list(brain.recovery.turn(1.5)) == []
+    register(brain, "d0", LONG, 2.0, incarnation="i2")
+    assert [type(command) for command in brain.recovery.turn(2.0)] == [Start]
+
+
+def test_a_long_request_that_nothing_was_written_of_waits_for_the_worker_that_takes_it() -> None:
+    brain = fleet(("d0", LONG), ("d1", SHORT))
+    begin(brain, "r0", 3000, demanded=6000)
+    brain.decode_order("r0", 0.0)
+    cut_off(brain, "d0")
+    assert isinstance(brain.decode_refused("r0", 1.0, reason=LossReason.RESET), Waits)
+    register(brain, "d0", LONG, 2.0, incarnation="i2")
+    assert list(brain.recovery.turn(2.0)) == [DispatchDecode(request_id="r0")]
+
+
+def test_an_answer_that_is_replayed_waits_for_a_worker_that_can() -> None:
+    brain = fleet()
+    register(brain, "d0", LONG, 0.0, replays=True)
+    begin(brain, "r0", 3000)
+    brain.decode_order("r0", 0.0)
+    brain.first_token("r0", 0.1)
+    register(brain, "d1", LONG, 0.2)
+    cut_off(brain, "d0")
+    left = rest(manner=Manner.REPLAY, replay_tokens=4)
+    assert isinstance(brain.recovery.lost("r0", left, reason=LossReason.RESET, now=1.0), Waits)
