@@ -49,6 +49,10 @@ class Refused(KvrelayError):
     """The peer understood and said no (bad key, wrong version, foreign address)."""
 
 
+class Barred(Refused):
+    """The other side is at an address that this one was not told of: whatever it is asked for, it cannot reach it."""
+
+
 class Malformed(KvrelayError):
     """Bytes that are not what the protocol allows: too long, unknown, out of range."""
 

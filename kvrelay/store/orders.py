@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvrelay.errors import KvrelayError, Overloaded, Refused
+from kvrelay.errors import Barred, KvrelayError, Overloaded, Refused
 from kvrelay.protocol.client import OpenTransfer
 from kvrelay.protocol.feed import PushOrder
 from kvrelay.store.keeper import Keeper
@@ -43,9 +43,8 @@ class Orders:
             self._begin(order, now)
         except KvrelayError as error:
             self._keeper.counts.add("push_orders_refused")
-            barred = isinstance(error, Refused) and self._peers.bars(order.push_to)
-            relay = self._keeper.transfers.relay
-            relay(order.transfer, Stage.FAILED, str(error), 0, now, unreachable=barred)
+            relay, is_barred = self._keeper.transfers.relay, isinstance(error, Barred)
+            relay(order.transfer, Stage.FAILED, str(error), 0, now, unreachable=is_barred)
 
     def _begin(self, order: PushOrder, now: float) -> None:
         shelf = self._keeper.room.shelves.get(order.format)

@@ -10,7 +10,7 @@ from typing import Any
 
 from kvrelay.channel import split_address
 from kvrelay.config import StoreConfig
-from kvrelay.errors import KvrelayError, Overloaded, Refused
+from kvrelay.errors import Barred, KvrelayError, Overloaded, Refused
 from kvrelay.protocol.client import LinkReport, OpenTransfer
 from kvrelay.store.arena import Arena
 from kvrelay.store.codecs import Codecs
@@ -85,7 +85,7 @@ class Peers:
                     self.link(address)
 
     def open(self, opener: Writer, message: OpenTransfer, shelf: Shelf, now: float) -> None:
-        """Start a transfer. Raises ``Refused``, ``Malformed``, ``Overloaded`` when it cannot be."""
+        """Start a transfer. Raises ``Barred``, ``Refused``, ``Malformed``, ``Overloaded`` when it cannot be."""
         stays = message.push_to in (None, self.advertised)
         if message.push_to is not None and not stays:
             self._check(message.push_to)
@@ -152,10 +152,6 @@ class Peers:
             return f"{NIXL_MISSING}; pip install 'kvrelay[nixl]'"
         return "NIXL does not start here; see the store's log"
 
-    def bars(self, address: str | None) -> bool:
-        """Whether this store was not told that another one may be there. Raises ``Malformed``."""
-        return address is not None and not (is_loopback(split_address(address)[0]) or address in self._config.peers)
-
     def _check(self, address: str) -> None:
-        if self.bars(address):
-            raise Refused(f"{address} is not a peer of this store; add it to store.peers")
+        if not is_loopback(split_address(address)[0]) and address not in self._config.peers:
+            raise Barred(f"{address} is not a peer of this store; add it to store.peers")

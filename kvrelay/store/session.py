@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from kvrelay.channel import Channel
-from kvrelay.errors import KvrelayError, Malformed, Overloaded, Refused
+from kvrelay.errors import Barred, KvrelayError, Malformed, Overloaded, Refused
 from kvrelay.protocol.client import (
     Acquire,
     Allocate,
@@ -140,9 +140,8 @@ class Session:
             self._peers.open(self._writer, message, shelf, now)
         except KvrelayError as error:
             # The request goes on without a hand-off: D computes the prompt. The routers learn why.
-            barred = isinstance(error, Refused) and self._peers.bars(message.push_to)
-            relay = self._keeper.transfers.relay
-            relay(message.transfer, Stage.FAILED, str(error), 0, now, unreachable=barred)
+            relay, is_barred = self._keeper.transfers.relay, isinstance(error, Barred)
+            relay(message.transfer, Stage.FAILED, str(error), 0, now, unreachable=is_barred)
 
     def _attached(self) -> Shelf:
         if self._shelf is None:

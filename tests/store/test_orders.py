@@ -89,6 +89,8 @@ async def test_of_a_prefix_that_is_here_no_more_the_rest_goes_and_the_end_is_a_f
         ({"names": []}, "are not the pages"),
         ({"names": [b"short"] * COUNT}, "16 bytes"),
         ({"format": msgspec.structs.replace(FORMAT, layers=5)}, "no page of that format"),
+        ({"format": msgspec.structs.replace(FORMAT, layers=5), "push_to": "nowhere"}, "no page of that format"),
+        ({"format": msgspec.structs.replace(FORMAT, layers=5), "push_to": "192.0.2.7:9"}, "no page of that format"),
     ],
 )
 async def test_an_order_that_cannot_be_carried_out_fails_at_once_and_costs_nothing(
