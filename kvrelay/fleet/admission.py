@@ -3,6 +3,7 @@ did not let through, nor turn one away without a timeline."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 
@@ -45,16 +46,29 @@ class Admission:
         entry = self._door.check(ask, ground, in_flight=len(self), own=self._of_tenant[ask.tenant], now=now)
         if isinstance(entry, Turned):
             raise self._refused(ask, entry, None, now)
-        pick = self._chooser.begin(ask, ground, now)
+        aside = self._aside(ask, ground, now)
+        pick = aside or self._chooser.begin(ask, ground, now)
         if pick is None:
             raise self._refused(ask, NOBODY, None, now)
-        verdict = self._door.meet(ask, pick, ground, alone=not self._flights, now=now)
+        verdict = self._door.meet(ask, pick, ground, alone=not self._flights, aside=aside is not None, now=now)
         if isinstance(verdict, Turned):
             raise self._refused(ask, verdict, pick.decision, now)
         held = isinstance(verdict, Held)
         begun = Waits(request_id=ask.facts.request_id) if held else self._start(ask, pick, ground, now)
         self._of_tenant[ask.tenant] += 1
         return begun
+
+    def _aside(self, ask: Ask, ground: Ground, now: float) -> Pick | None:
+        """Where a new request can be served at once by workers that are too short for all those that wait for KV: it
+        takes nothing that one of them could have. None: nowhere, or nobody waits so."""
+        room = self._door.waiting.of(ask.facts.model)
+        if (head := room.head()) is None or not self._door.waits_for_kv(head):
+            return None
+        own = ground.writing.least_taking(ask.context_tokens)
+        if head.ask.context_tokens <= own or room.head(own) is not None:
+            return None
+        pick = self._chooser.begin(ask, ground, now, own)
+        return pick if pick is not None and self._door.has_room(pick, alone=False, now=now) else None
 
     def _refused(self, ask: Ask, turned: Turned, decision: Decision | None, now: float) -> Overloaded:
         self._door.refused[turned.kind] += 1
@@ -73,17 +87,23 @@ class Admission:
             yield from self._turns_of(model, now)
 
     def _turns_of(self, model: str, now: float) -> Iterator[Command]:
-        while (head := self._door.waiting.of(model).head()) is not None:
+        at_most = math.inf
+        while (head := self._door.waiting.of(model).head(at_most)) is not None:
             ground = self._chooser.ground(model, now)
             if not ground.writers:
                 return
-            pick = self._chooser.begin(head.ask, ground, now)
+            pick = self._chooser.begin(head.ask, ground, now, at_most)
             if pick is None:
-                yield self._door.outgrown(head, NOBODY)
+                if at_most == math.inf:
+                    yield self._door.outgrown(head, NOBODY)
                 return
-            verdict = self._door.turn(head, pick, alone=not self._flights, now=now)
+            verdict = self._door.turn(head, pick, alone=not self._flights, at_most=at_most, now=now)
             if isinstance(verdict, Held):
-                return
+                # Who waits for KV does not hold up those for whom there are workers that it cannot have.
+                at_most = ground.writing.most_below(head.ask.context_tokens)
+                if not at_most or self._door.has_kv(pick):
+                    return
+                continue
             if isinstance(verdict, Turned):
                 yield Refuse(request_id=head.request_id, reason=verdict.reason, after_s=verdict.after_s)
                 return  # its end is the next one's turn: thousands that are late must not be judged in one go

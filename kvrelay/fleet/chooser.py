@@ -75,8 +75,9 @@ class Chooser:
 
     # ------------------------------------------------------------ choices
 
-    def begin(self, ask: Ask, ground: Ground, now: float) -> Pick | None:
-        """Where the longest prompt of a new request is computed, and where its answers are written."""
+    def begin(self, ask: Ask, ground: Ground, now: float, at_most: float = math.inf) -> Pick | None:
+        """Where the longest prompt of a new request is computed, and where its answers are written: by nobody whose
+        context is longer than ``at_most``."""
         facts = ask.facts
         split = not self.why_whole(ask)
         longest = longest_prompt(ask)
@@ -86,7 +87,7 @@ class Chooser:
         # Who is probed computes the prompt too: a P would have D asked only when it is done.
         probed = [at for at, is_open in enumerate(self._breakers.are_open(ground.writing.names)) if is_open]
         readers = ground.reading.taking(tokens + 1) if split else ()  # P writes a token
-        writers = ground.writing.taking(ask.context_tokens)
+        writers = ground.writing.taking(ask.context_tokens, at_most)
         # Of several prompts some would be local and some not; until hand-offs are known, roles decide.
         own = self._local_prefill and self._experience.knows_handoffs and len(facts.prompt_tokens) == 1
         open_to = Open(

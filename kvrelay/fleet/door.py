@@ -70,25 +70,34 @@ class Door:
         decoders = [worker.name for worker in self._fleet.serving(model, now) if worker.role.decodes]
         return self._breakers.wait_s(decoders, now)
 
-    def meet(self, ask: Ask, pick: Pick, ground: Ground, *, alone: bool, now: float) -> Accepted | Held | Turned:
-        """A new request: whether it may start as ``pick`` says. If it is held, it waits from now on."""
-        outlook = self._outlook(ask, pick, ground, alone=alone, now=now)
+    def meet(
+        self, ask: Ask, pick: Pick, ground: Ground, *, alone: bool, aside: bool = False, now: float
+    ) -> Accepted | Held | Turned:
+        """A new request: whether it may start as ``pick`` says. If it is held, it waits from now on. ``aside``: nobody
+        who waits goes before it."""
+        waiting = WaitingRoom() if aside else self.waiting.of(ask.facts.model)
+        outlook = self._outlook(ask, pick, ground, waiting, alone=alone, now=now)
         verdict = judge(ask.slo, outlook, self._limits)
         if isinstance(verdict, Turned):
             return verdict
         if isinstance(verdict, Held):
             self._hold(ask, pick, ask.received_s + verdict.until_s, now)
-        elif outlook.overtakes and (head := self.waiting.of(ask.facts.model).head()) is not None:
+        elif outlook.overtakes and (head := waiting.head()) is not None:
             self._overtaking.went_before(head.request_id, pick.kv_tokens)
         return verdict
 
+    def waits_for_kv(self, request: Waiting) -> bool:
+        """Whether there was none for it when it came or when its turn did."""
+        return self._overtaking.is_passed(request.request_id)
+
     def _hold(self, ask: Ask, pick: Pick, until_s: float, now: float) -> None:
-        if not self._has_kv(pick):
+        if not self.has_kv(pick):
             self._overtaking.lacks_kv(ask.facts.request_id)
         self.waiting.add(Waiting(ask=ask, seconds=pick.prefill_s, since_s=now, until_s=until_s, decision=pick.decision))
 
-    def _outlook(self, ask: Ask, pick: Pick, ground: Ground, *, alone: bool, now: float) -> Outlook:
-        waiting = self.waiting.of(ask.facts.model)
+    def _outlook(
+        self, ask: Ask, pick: Pick, ground: Ground, waiting: WaitingRoom, *, alone: bool, now: float
+    ) -> Outlook:
         ahead_s = waiting.ahead_s(ask, pick.prefill_s) if waiting else 0.0
         return msgspec.structs.replace(
             self._prospect(ask, pick, alone=alone and not waiting, now=now),
@@ -109,17 +118,19 @@ class Door:
             alone=alone,
         )
 
-    def turn(self, head: Waiting, pick: Pick, *, alone: bool, now: float) -> Accepted | Held | Turned:
-        """The head of a room may start as ``pick`` says, waits on, or is turned away: its promise could be kept when it
-        came, but what was predicted may have changed."""
+    def turn(
+        self, head: Waiting, pick: Pick, *, alone: bool, at_most: float = math.inf, now: float
+    ) -> Accepted | Held | Turned:
+        """The head of a room, of those that need ``at_most`` such a context, may start as ``pick`` says, waits on, or
+        is turned away: its promise could be kept when it came, but what was predicted may have changed."""
         if not self.has_room(pick, alone=alone, now=now):
-            if not self._has_kv(pick):
+            if not self.has_kv(pick):
                 self._overtaking.lacks_kv(head.request_id)
             return Held(until_s=head.until_s - head.ask.received_s)
         prospect = self._prospect(head.ask, pick, alone=alone, now=now)
         verdict = judge(head.ask.slo, prospect, self._limits)
         if isinstance(verdict, Accepted):
-            self.waiting.take(head.ask.facts.model)
+            self.waiting.take(head.ask.facts.model, at_most)
             self._overtaking.leave(head.request_id)
         elif isinstance(verdict, Turned):
             self._turn_away(msgspec.structs.replace(head, decision=pick.decision), verdict.kind, verdict.reason)
@@ -147,9 +158,10 @@ class Door:
 
     def has_room(self, pick: Pick, *, alone: bool, now: float) -> bool:
         """D has KV for the whole answer before P begins, and P's own queue is short."""
-        return alone or (self._has_kv(pick) and self._is_short(pick, now))
+        return alone or (self.has_kv(pick) and self._is_short(pick, now))
 
-    def _has_kv(self, pick: Pick) -> bool:
+    def has_kv(self, pick: Pick) -> bool:
+        """Whether D has KV for the whole answer, or nothing else to write."""
         held, name = self._loads.kv_tokens[pick.decode.name], pick.decode.name
         return held + pick.kv_tokens <= self._kv_tokens(pick) or not self._loads.sequences[name]
 

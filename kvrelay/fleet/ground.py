@@ -3,6 +3,7 @@ comes or goes, since comparing all pairs takes longer than to choose one."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -54,11 +55,20 @@ class Place:
     def _least_context_tokens(self) -> int:
         return min(self.context_tokens, default=0)
 
-    def taking(self, tokens: int) -> Sequence[int]:
-        """Positions of those that take a prompt and its answer of so many ``tokens``. Nearly always that is all."""
-        if tokens <= self._least_context_tokens:
+    def taking(self, tokens: int, at_most: float = math.inf) -> Sequence[int]:
+        """Positions of those that take a prompt and its answer of so many ``tokens``, and none of more than
+        ``at_most``."""
+        if tokens <= self._least_context_tokens and at_most == math.inf:  # nearly always
             return range(len(self.names))
-        return [at for at, most in enumerate(self.context_tokens) if tokens <= most]
+        return [at for at, most in enumerate(self.context_tokens) if tokens <= most <= at_most]
+
+    def least_taking(self, tokens: int) -> int:
+        """Context of the shortest of those that take so many ``tokens``; 0: nobody does."""
+        return min((most for most in self.context_tokens if tokens <= most), default=0)
+
+    def most_below(self, tokens: int) -> int:
+        """Context of the longest of those that do not take so many ``tokens``; 0: everybody does."""
+        return max((most for most in self.context_tokens if most < tokens), default=0)
 
     @cached_property
     def _holders(self) -> dict[str, list[int]]:

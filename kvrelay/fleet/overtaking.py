@@ -23,6 +23,10 @@ class Overtaking:
         """There was no KV for it; to say so again changes nothing."""
         self._passed.setdefault(request_id, 0)
 
+    def is_passed(self, request_id: str) -> bool:
+        """Whether it lacked KV, and waits."""
+        return request_id in self._passed
+
     def allows(self, head: str, kv_tokens: int, capacity_tokens: float) -> bool:
         """Whether a request of ``kv_tokens`` may go before ``head``, at a D that has ``capacity_tokens``."""
         together = self._passed.get(head)

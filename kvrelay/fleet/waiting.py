@@ -3,12 +3,13 @@ never let one model's requests hold up another's, nor serve one tenant while ano
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from kvrelay.fleet.flight import Ask
-from kvrelay.policy.fair import Line, NextTurn, Share, ahead_s, next_turn
+from kvrelay.policy.fair import Line, Share, ahead_s, next_turn
 from kvrelay.policy.route import Decision
 from kvrelay.types import Value
 
@@ -50,8 +51,13 @@ class _Line:
         self.requests.remove(request)
         self.waiting_s -= request.seconds
 
-    def share(self) -> Share:
-        return Share(credit_s=self.credit_s, head_s=self.requests[0].seconds, weight=self.weight)
+    def first(self, at_most: float) -> Waiting | None:
+        """The first that needs a context of ``at_most`` so many tokens."""
+        return next((request for request in self.requests if request.ask.context_tokens <= at_most), None)
+
+    def share(self, first: Waiting) -> Share:
+        """``first`` is to be served next."""
+        return Share(credit_s=self.credit_s, head_s=first.seconds, weight=self.weight)
 
     def line(self) -> Line:
         return Line(waiting_s=self.waiting_s, weight=self.weight)
@@ -103,27 +109,32 @@ class WaitingRoom:
         """Mean predicted work of those that wait; 0 without any."""
         return sum(map(self._waiting_s, self._lines)) / len(self) if self._lines else 0.0
 
-    def head(self) -> Waiting | None:
-        """Whose turn it is."""
-        if not self._waiting:
-            return None
-        lines = self._lines[max(self._lines)]
-        return list(lines.values())[self._turn(lines).position].requests[0]
+    def head(self, at_most: float = math.inf) -> Waiting | None:
+        """Whose turn it is, of those that need a context of ``at_most`` so many tokens."""
+        found = self._next(at_most)
+        return found[0] if found is not None else None
 
-    def _turn(self, lines: dict[str, _Line]) -> NextTurn:
-        return next_turn([line.share() for line in lines.values()])
+    def _next(self, at_most: float) -> tuple[Waiting, tuple[float, ...]] | None:
+        """The head, and the credits of all tenants that had one as soon as it is served."""
+        for priority in sorted(self._lines, reverse=True):
+            lines = self._lines[priority]
+            firsts = {tenant: first for tenant, line in lines.items() if (first := line.first(at_most)) is not None}
+            if firsts:
+                turn = next_turn([lines[tenant].share(first) for tenant, first in firsts.items()])
+                return list(firsts.values())[turn.position], turn.credits_s
+        return None
 
-    def take(self) -> Waiting:
-        """The head leaves, and its tenant pays. Raises IndexError when nobody waits."""
-        if not self._waiting:
+    def take(self, at_most: float = math.inf) -> Waiting:
+        """That head leaves, and its tenant pays. Raises IndexError when nobody waits."""
+        found = self._next(at_most)
+        if found is None:
             raise IndexError("nobody waits")
-        lines = self._lines[max(self._lines)]
-        turn = self._turn(lines)
-        for line, credit_s in zip(lines.values(), turn.credits_s, strict=True):
+        request, credits_s = found
+        lines = self._lines[request.ask.slo.priority]
+        served = [line for line in lines.values() if line.first(at_most) is not None]
+        for line, credit_s in zip(served, credits_s, strict=True):
             line.credit_s = credit_s
-        tenant = list(lines)[turn.position]
-        request = lines[tenant].requests[0]
-        lines[tenant] = lines.pop(tenant)  # to the end of the round
+        lines[request.ask.tenant] = lines.pop(request.ask.tenant)  # to the end of the round
         self.drop(request.request_id)
         return request
 
@@ -175,9 +186,10 @@ class WaitingRooms:
     def add(self, request: Waiting) -> None:
         self._rooms.setdefault(request.ask.facts.model, WaitingRoom()).add(request)
 
-    def take(self, model: str) -> Waiting:
-        """The head of ``model``'s room leaves, and its tenant pays. Raises IndexError when nobody waits."""
-        request = self.of(model).take()
+    def take(self, model: str, at_most: float = math.inf) -> Waiting:
+        """The head of ``model``'s room, of those that need ``at_most`` such a context, leaves, and its tenant pays.
+        Raises IndexError when nobody waits."""
+        request = self.of(model).take(at_most)
         self._tidy(model)
         return request
 

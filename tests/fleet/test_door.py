@@ -77,6 +77,54 @@ def test_who_waits_for_a_worker_that_left_is_turned_away_and_keeps_nobody_waitin
     brain.check_invariants()
 
 
+def unlike_lengths() -> Brain:
+    """The worker that takes long prompts is full, and a long request waits for it; one for short ones is idle."""
+    brain = Brain(dead_after_s=1e9, transfer_wait_s=1e9, limits=Limits(queue_s=1e9, hold_s=30.0))
+    brain.members.register_store(store(), 0.0)
+    brain.register_worker(worker("p0", Role.PREFILL), 0.0)
+    brain.register_worker(worker("long", Role.DECODE, kv_tokens=1000), 0.0)
+    brain.register_worker(worker("short", Role.DECODE, kv_tokens=1000, max_model_len=200), 0.0)
+    assert isinstance(brain.begin(long_ask("l0"), 0.0), Plan)
+    assert isinstance(brain.begin(long_ask("l1"), 0.1), Waits)
+    return brain
+
+
+def long_ask(name: str) -> Ask:
+    return msgspec.structs.replace(ask(name, tokens=700), context_tokens=701)
+
+
+def short_ask(name: str, **more: Any) -> Ask:
+    return msgspec.structs.replace(ask(name, tokens=100, **more), context_tokens=101)
+
+
+def test_a_short_request_is_not_behind_a_long_one_that_waits_for_a_worker_of_its_own() -> None:
+    brain = unlike_lengths()
+    assert isinstance(brain.begin(short_ask("s0"), 0.2), Plan)
+    assert brain.decode_order("s0", 0.2).worker == "short"
+    brain.check_invariants()
+
+
+def test_short_requests_that_wait_come_in_beside_a_long_one_and_take_nothing_that_it_waits_for() -> None:
+    brain = unlike_lengths()
+    begun = [f"s{number}" for number in range(20) if isinstance(brain.begin(short_ask(f"s{number}"), 0.2), Plan)]
+    assert 0 < len(begun) < 18
+    assert brain.admit_waiting(1.0) == []
+    assert end(brain, begun[0], 1.0) == [f"s{len(begun)}"]
+    assert {brain.decode_order(name, 1.0).worker for name in (*begun[1:], f"s{len(begun)}")} == {"short"}
+    assert "l1" in end(brain, "l0", 2.0)
+    brain.check_invariants()
+
+
+def test_short_requests_beside_a_long_one_are_fair_between_their_tenants() -> None:
+    brain = unlike_lengths()
+    begun = [f"s{number}" for number in range(8) if isinstance(brain.begin(short_ask(f"s{number}"), 0.2), Plan)]
+    for tenant in "aab":
+        assert isinstance(brain.begin(short_ask(f"{tenant}{brain.in_flight}", tenant=tenant), 0.3), Waits)
+    started = [name for number in range(3) for name in end(brain, begun[number], 1.0 + number)]
+    tenants = [name[0] for name in started if name[0] in "ab"]
+    assert tenants[:2] == ["a", "b"]
+
+
 def test_a_p_has_one_prompt_to_compute_and_one_to_follow_and_the_others_wait() -> None:
     brain = fleet(HOLDS)
     kinds = [type(brain.begin(ask(f"r{number}"), 0.0)) for number in range(4)]
