@@ -209,28 +209,22 @@ class Catalog:
         for page in finished:
             page.state = SlotState.COMPLETE
         self.pins.note_use(finished, now)
-        stored = [page for page in finished if self.copies.found.get(page.name) is page or self._is_kept(page)]
+        stored = self.copies.settle(finished)
+        if len(stored) < len(finished):
+            kept = set(stored)
+            self._drop([page for page in finished if page not in kept])
         if stored:
             self.counts.add("pages_put", len(stored))
             self.on_complete(stored)
 
-    def _is_kept(self, page: Page) -> bool:
-        """What becomes of a whole page that is not found under its name: whether it is found from now on.
-
-        When another copy is whole already, its slot is freed once it can be.
-        """
-        found = self.copies.found.get(page.name)
-        if found is None:  # the copy that this one was spare to is gone already
-            self.copies.promote(page)
-        elif found.state is SlotState.FILLING:
-            self.copies.swap(page)
-        elif page.pins:  # by somebody who found it before the other one was whole, and may still read it
+    def _drop(self, pages: list[Page]) -> None:
+        """Free the slots of whole pages, of which others were whole before, once they can be."""
+        for page in pages:
             self.copies.remove(page)
-            self.failed[page] = None
-        else:
-            self.copies.remove(page)
-            self._free([page])
-        return self.copies.found.get(page.name) is page
+            if page.pins:  # by somebody who found it before the other one was whole, and may still read it
+                self.failed[page] = None
+            else:
+                self._free([page])
 
     def _replace(self, page: Page) -> None:
         """Find ``page`` no more, but its oldest spare copy if there is one."""
@@ -294,20 +288,13 @@ class Catalog:
         granted = [(shelf, ref.slot) for writer in writers for ref, shelf in writer.granted.items()]
         for shelf in self.room.shelves.values():
             held = [page.ref.slot for page in known if page.shelf is shelf]
-            held += [slot for owner, slot in granted if owner is shelf]
-            assert len(held) == len(set(held)), "a slot is held twice"
-            assert shelf.free_slots.isdisjoint(held), "a held slot is free"
-            assert len(shelf.free_slots) + len(held) == shelf.arena.slots, "a slot is lost"
+            shelf.check_invariants(held + [slot for owner, slot in granted if owner is shelf])
+        self.copies.check_invariants(known)
         assert self.room.resident_bytes <= self.room.budget_bytes, "over the budget"
         announced = {(page.shelf, page.ref.slot): page for page in known if page.name}
         in_slots = {(shelf, slot): page for shelf, pages in self._slots.items() for slot, page in pages.items()}
         assert in_slots == announced, "a page is not found in its slot"
         assert self.pins.pinned == sum(page.pins > 0 for page in known), "pins miscounted"
         for page in known:
-            self._check(page, known)
-
-    def _check(self, page: Page, known: list[Page]) -> None:
-        assert page.pins >= 0, f"{page} is unpinned too often"
-        assert page.children == sum(other.parent is page for other in known), f"{page} miscounts its children"
-        assert page.state is page.shelf.arena.state(page.ref), f"{page} differs from its slot"
-        assert not page.is_evictable or page in self._order, f"{page} can never be evicted"
+            assert page.pins >= 0, f"{page} is unpinned too often"
+            assert page.state is page.shelf.arena.state(page.ref), f"{page} differs from its slot"

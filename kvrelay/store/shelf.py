@@ -90,3 +90,9 @@ class Shelf:
     def close(self) -> None:
         self.doorbell.close()
         self.arena.close()
+
+    def check_invariants(self, held: list[int]) -> None:
+        """Raise AssertionError unless each slot is free, or is once among those that are ``held``."""
+        assert len(held) == len(set(held)), "a slot is held twice"
+        assert self.free_slots.isdisjoint(held), "a held slot is free"
+        assert len(self.free_slots) + len(held) == self.arena.slots, "a slot is lost"

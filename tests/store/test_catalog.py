@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import NoReturn
 
 import msgspec
 import pytest
@@ -197,6 +198,32 @@ def test_what_follows_an_overtaken_copy_keeps_the_one_that_is_found_from_evictio
     assert not fast.is_evictable
     store.check()
     store.fill(slow)
+    store.check()
+
+
+class Unlooked(dict[PageName, Page]):
+    """Pages by name, that nobody may go through."""
+
+    def values(self) -> NoReturn:
+        raise AssertionError("a full store has hundreds of thousands")
+
+    items = values
+
+
+def test_a_copy_that_overtakes_another_one_looks_at_its_own_pages_alone(store: Store) -> None:
+    slow, fast = store.begin(1), store.begin(1)
+    assert slow
+    assert fast
+    gone, child = store.begin(2, slow), store.begin(3, slow)
+    assert gone
+    assert child
+    store.catalog.fail(gone, store.now)
+    copies = store.catalog.copies
+    copies.found = Unlooked(copies.found)
+    store.fill(fast)
+    copies.found = dict(copies.found)
+    assert store.catalog.find(name(1)) is fast
+    assert (child.parent, gone.parent, fast.children, slow.children) == (fast, None, 1, 0)
     store.check()
 
 
