@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 import msgspec
 
 from kvrelay.fleet.fading import Fading, usual_s
+from kvrelay.fleet.likeness import Likeness
 from kvrelay.fleet.links import Links
 from kvrelay.fleet.rates import Law, RateBook
 from kvrelay.policy.cost import Item
@@ -17,7 +18,7 @@ from kvrelay.policy.fit import Fit
 from kvrelay.policy.hardware import hardware_of, shape_of
 from kvrelay.policy.laws import Laws
 from kvrelay.policy.moves import Move
-from kvrelay.policy.perf import Perf, seed
+from kvrelay.policy.perf import Perf, Rates, seed
 from kvrelay.types import Engine, Value, WorkerInfo
 
 OUTPUT_TOKENS = 128.0
@@ -26,7 +27,7 @@ OUTPUT_WEIGHT = 0.02
 ENOUGH_HANDOFFS = 8
 """Hand-offs seen before a prompt may stay on D to save one: until then the operator's roles know better."""
 OWN_AFTER = 8
-"""Observations after which a worker's own law is believed. Before, its kind's is: else who was tried first would look
+"""Observations after which a worker may differ from its kind. Before, it does not: else who was tried first would look
 faster than those whose seed is too slow, and they would never be tried."""
 MOST_UNREAD = 256
 """Observations that are kept to be learned later."""
@@ -71,7 +72,7 @@ def _is_told(seen: int) -> bool:
 
 
 class Experience:
-    """Laws by worker, each of which begins as an heir of its kind's."""
+    """Laws by worker: that of its kind, as many times as slow as it was seen to be (``Likeness``)."""
 
     def __init__(self, links: Links) -> None:
         self._links = links
@@ -79,6 +80,7 @@ class Experience:
         self._workers: dict[str, tuple[str, Perf]] = {}
         """By name: kind and law."""
         self._rates = {law: RateBook() for law in Law}
+        self._likeness = Likeness()
         self._fading = Fading()
         self._output_tokens: dict[str, float] = {}
         self._unread: deque[tuple[str, Callable[[Perf], Perf]]] = deque()
@@ -131,15 +133,15 @@ class Experience:
         return self._law(Law.ANSWER, worker)
 
     def errors(self) -> Iterator[tuple[str, Law, float]]:
-        """``Fit.error`` of what is believed of each worker, by its laws."""
+        """``Fit.error`` of what is believed of each worker, by its laws; of who was seen often enough, of its own."""
         self.study()
-        known: dict[int, float] = {}  # workers that are believed to be like their kind share its laws
+        known: dict[int, tuple[Fit, float]] = {}  # workers of which little is known share the laws of their kind
         for worker in self._workers:
             for law in Law:
                 fit = self._law(law, worker)
                 if id(fit) not in known:
-                    known[id(fit)] = fit.error()
-                yield worker, law, known[id(fit)]
+                    known[id(fit)] = fit, fit.error()
+                yield worker, law, known[id(fit)][1]
 
     def guesses(self, reader: str, writer: str) -> tuple[str, ...]:
         """Items of which no time was seen yet from anybody like ``reader``, which computes a prompt, or ``writer``."""
@@ -148,12 +150,25 @@ class Experience:
 
     def _law(self, law: Law, worker: str) -> Fit:
         self.study()
-        return self._own(law, worker) or law.of(self._kinds[self._workers[worker][0]])
+        return self._fading.like(worker, law) or self._learned(law, worker)
 
-    def _own(self, law: Law, worker: str) -> Fit | None:
+    def _learned(self, law: Law, worker: str) -> Fit:
+        """What is believed of ``worker`` unless it has faded: the law of its kind, as many times as slow as it was."""
+        kind, perf = self._workers[worker]
+        own, of_kind = law.of(perf), law.of(self._kinds[kind])
+        return own.like(of_kind, self._factor(law, worker)) if own.seen >= OWN_AFTER else of_kind
+
+    def _factor(self, law: Law, worker: str) -> float:
+        kind, perf = self._workers[worker]
+        is_known = law.of(perf).seen >= OWN_AFTER
+        return self._likeness.factor(worker, law, law.of(self._kinds[kind])) if is_known else 1.0
+
+    def _own(self, law: Law, worker: str) -> Rates | None:
         """What is believed of ``worker`` in particular; None while it is what is believed of its kind."""
-        fit = self._fading.like(worker, law) or law.of(self._workers[worker][1])
-        return fit if fit.seen >= OWN_AFTER else None
+        like = self._fading.like(worker, law)
+        if like is not None:
+            return like.rates
+        return self._learned(law, worker).rates if self._factor(law, worker) != 1.0 else None
 
     def fade(self, now: float) -> None:
         """Time passed: whoever is believed slow and was not heard of for long is believed so no longer, until it is
@@ -164,8 +179,8 @@ class Experience:
         for law in Law:
             best = self._best(law)
             for worker, (kind, perf) in self._workers.items():
-                own = law.of(perf)
-                if own.seen >= OWN_AFTER and self._fading.look(worker, law, own, best[kind], now):
+                is_known = law.of(perf).seen >= OWN_AFTER
+                if is_known and self._fading.look(worker, law, self._learned(law, worker), best[kind], now):
                     self._write(law, worker)
 
     def sent(self, worker: str, laws: Iterable[Law]) -> None:
@@ -177,9 +192,10 @@ class Experience:
     def _best(self, law: Law) -> dict[str, Fit]:
         """By kind, what is known of its fastest worker."""
         best: dict[str, Fit] = {}
-        for kind, perf in self._workers.values():
-            fit = law.of(perf)
-            if fit.seen >= OWN_AFTER and (kind not in best or usual_s(fit, law) < usual_s(best[kind], law)):
+        for worker, (kind, perf) in self._workers.items():
+            fit = self._learned(law, worker)
+            is_known = law.of(perf).seen >= OWN_AFTER
+            if is_known and (kind not in best or usual_s(fit, law) < usual_s(best[kind], law)):
                 best[kind] = fit
         return best
 
@@ -213,10 +229,15 @@ class Experience:
             if like is not None:
                 own = self._tried(worker, law, own, learn(msgspec.structs.replace(own, **{law.value: like})))
         self._workers[worker] = (kind, own)
-        if any(_is_told(law.of(own).seen) for law in news):
+        for law in news:
+            self._likeness.learned(worker, law, law.of(own))
+        is_told = any(_is_told(law.of(own).seen) for law in news)
+        if is_told:
             self._kinds[kind] = learn(self._kinds[kind])
         for law in news:
             self._write(law, worker)
+            if is_told:
+                self._rewrite(law, kind)
 
     def _tried(self, worker: str, law: Law, own: Perf, as_best: Perf) -> Perf:
         """Of the two, what is believed of ``worker`` after a trial: what it did is what one of them expected."""
@@ -227,7 +248,14 @@ class Experience:
     def _write(self, law: Law, worker: str) -> None:
         kind, own = self._workers[worker][0], self._own(law, worker)
         of_kind = law.of(self._kinds[kind]).rates
-        self._rates[law].write(worker, kind, of_kind=of_kind, own=own.rates if own is not None else None)
+        self._rates[law].write(worker, kind, of_kind=of_kind, own=own)
+
+    def _rewrite(self, law: Law, kind: str) -> None:
+        """The law of ``kind`` has moved, and with it what is believed of all who are some times as slow."""
+        book = self._rates[law]
+        for worker, (its, _) in self._workers.items():
+            if its == kind and (book.has_own(worker) or self._own(law, worker) is not None):
+                self._write(law, worker)
 
     def rates(self, law: Law, workers: tuple[str, ...]) -> Laws:
         """Of each of them. Raises KeyError for one that never joined."""
@@ -254,6 +282,7 @@ class Experience:
 
     def _forget(self, worker: str) -> None:
         self._fading.forget(worker)
+        self._likeness.forget(worker)
         if worker in self._workers:
             del self._workers[worker]
             for book in self._rates.values():

@@ -22,6 +22,7 @@ LONGEST_FADE_S = 960.0
 """The time doubles with each trial that shows a worker as slow as was believed: of those that are, and of the clients
 that try them, there are few."""
 LOOK_EVERY_S = 5.0
+ROUNDING = 1e-9
 _USUAL: dict[Law, tuple[float, ...]] = {
     Law.PREFILL: prefill_amounts(1000.0, 0.0),
     Law.STEP: (1.0, 8.0, 8000.0),
@@ -124,4 +125,4 @@ class Fading:
 
 def _is_slower(own: Fit, best: Fit, law: Law) -> bool:
     """So much that whoever has the choice chooses the best."""
-    return usual_s(own, law) > (1.0 + EQUAL_SHARE) * usual_s(best, law)
+    return usual_s(own, law) > (1.0 + EQUAL_SHARE + ROUNDING) * usual_s(best, law)

@@ -60,10 +60,16 @@ class RateBook:
             learned += [each for each, its in self._kinds.items() if its == kind and each not in self._own]
         if own is not None:
             self._own[worker] = own
+        else:
+            self._own.pop(worker, None)
         for laws, places in self._kept.values():
             for each in learned:
                 if each in places:
                     laws.write(places[each], self._rates(each))
+
+    def has_own(self, worker: str) -> bool:
+        """Whether it was written with rates of its own."""
+        return worker in self._own
 
     def forget(self, worker: str) -> None:
         self._kinds.pop(worker, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -71,15 +72,34 @@ class Fit(Value, frozen=True, kw_only=True):
             return UNKNOWN_ERROR
         return quantile_of([abs(math.expm1(-error)) for error in self.errors], quantile)
 
+    def chance(self) -> float:
+        """How far errors are from each other by chance, as a logarithm: the median, between each and the one after it.
+        So a worker that has changed has not become uncertain."""
+        if len(self.errors) < 2:
+            return math.inf
+        return quantile_of([abs(after - before) for before, after in pairwise(self.errors)], 0.5) / math.sqrt(2.0)
+
+    def news(self, count: int) -> float:
+        """Of the last ``count`` errors the smallest, as a logarithm, where all are beyond what was the limit before
+        them and on one side; else 0."""
+        last, limit = self.errors[-count:], _limit(self.errors[:-count])
+        if len(last) < count or not (min(last) > limit or max(last) < -limit):
+            return 0.0
+        return min(last, key=abs)
+
+    def like(self, other: Fit, factor: float) -> Fit:
+        """What ``other`` says, ``factor`` times as slow, of which was seen what was seen here."""
+        return msgspec.structs.replace(self, rates=tuple(factor * rate for rate in other.rates))
+
     def observe(self, amounts: Sequence[float], seconds: float) -> Fit:
         """The law after ``amounts`` took ``seconds``. What cannot be a measurement changes nothing."""
         predicted, seeded = _dot(self.rates, amounts), _dot(self.seed, amounts)
         if not (0.0 < seconds < math.inf and 0.0 < seeded < math.inf and predicted > 0.0):
             return self
-        error, limit = math.log(seconds / predicted), self._limit()
+        error, limit = math.log(seconds / predicted), _limit(self.errors)
         believed_s = predicted * math.exp(max(-limit, min(limit, error)))
         learned = self._learn(amounts, believed_s, seconds / seeded, error)
-        return learned._renewed() if learned._changed(limit) else learned
+        return learned._renewed() if learned.news(NEWS) else learned
 
     def _learn(self, amounts: Sequence[float], seconds: float, ratio: float, error: float) -> Fit:
         shares = [amount / seconds for amount in amounts]
@@ -115,17 +135,6 @@ class Fit(Value, frozen=True, kw_only=True):
             and self.seen >= 0
         )
 
-    def _limit(self) -> float:
-        """Largest error, as a logarithm, that is believed as it is."""
-        if self.seen < CLIP_AFTER:
-            return math.inf
-        usual = quantile_of([abs(error) for error in self.errors], CLIP_QUANTILE)
-        return max(MIN_CLIP, CLIP_TIMES * usual)
-
-    def _changed(self, limit: float) -> bool:
-        last = self.errors[-NEWS:]
-        return len(last) == NEWS and (min(last) > limit or max(last) < -limit)
-
     def _renewed(self) -> Fit:
         """The same shape, scaled to the last errors; what was learned before the change is let go."""
         factor = math.exp(quantile_of(self.errors[-NEWS:], 0.5))
@@ -143,6 +152,13 @@ def start(*seed: float) -> Fit:
     rates = tuple(max(MIN_RATE, rate) for rate in seed)
     zeros = (0.0,) * len(rates)
     return Fit(seed=rates, rates=rates, normal=(zeros,) * len(rates), pull=zeros)
+
+
+def _limit(errors: Sequence[float]) -> float:
+    """Largest error, as a logarithm, that is believed as it is after these."""
+    if len(errors) < CLIP_AFTER:
+        return math.inf
+    return max(MIN_CLIP, CLIP_TIMES * quantile_of([abs(error) for error in errors], CLIP_QUANTILE))
 
 
 def quantile_of(values: Sequence[float], quantile: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 
@@ -71,6 +72,18 @@ def test_seven_stalls_in_a_row_are_not_a_change() -> None:
     for _ in range(7):
         fit = fit.observe(amounts(1500, 0), 20 * law(1500, 0))
     assert worst(fit) < 0.5
+
+
+@pytest.mark.parametrize("before", [20, 27])
+def test_a_change_is_news_at_once_and_learned_after_eight_however_few_were_seen_before(before: int) -> None:
+    fit = learned(start(*TRUTH), before, noise=0.01)
+    for _ in range(3):
+        assert fit.news(3) == 0.0
+        fit = fit.observe(amounts(1500, 0), 10 * law(1500, 0))
+    assert fit.news(3) == pytest.approx(math.log(10), rel=0.1)
+    for _ in range(5):
+        fit = fit.observe(amounts(1500, 0), 10 * law(1500, 0))
+    assert worst(fit, slower=10) < 0.2
 
 
 def test_inputs_that_never_vary_leave_the_others_at_the_seed_and_in_scale() -> None:
