@@ -59,7 +59,7 @@ class Door:
         back_in_s = 0.0 if ground.writers else self._back_in_s(ask.facts.model, now)
         return admit(
             in_flight=in_flight,
-            own=own,
+            own=own if self._limits.shared else 0,
             decoders=len(ground.writers),
             back_in_s=back_in_s,
             limit=self._limits.in_flight,

@@ -9,7 +9,8 @@ MAX_IN_FLIGHT = 4096
 """Requests that one router holds at a time; bounds its sockets and its memory."""
 GREED = 8
 """Places that a tenant may have for each one that is free. Whoever has none finds one, however many others take all
-they may; a tenant that is alone gets eight of nine."""
+they may;
+while no other one has requests, it gets eight of nine."""
 RETRY_AFTER_S = 1.0
 
 
@@ -34,6 +35,8 @@ class Limits(Value, frozen=True, kw_only=True):
     hold_s: float = 0.0
     """Longest wait in the router; 0: none waits there."""
     in_flight: int = MAX_IN_FLIGHT
+    shared: bool = True
+    """Between several tenants: none of them may take all places."""
     kv_share: float = 1.0
     """Of each decode worker's KV, what this router may promise: others that ask the same ones promise the rest."""
 

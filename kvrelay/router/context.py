@@ -16,7 +16,7 @@ class Ready(NamedTuple):
     """Workers of one model."""
 
     workers: list[WorkerInfo]
-    """Those first that take the most, each of them in its turn."""
+    """Each of them is the first in its turn."""
     context_tokens: int
     """Most tokens of a prompt and its answer, as far as any of them can write."""
 
@@ -27,7 +27,7 @@ class ReadyWorkers:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._usable: tuple[WorkerInfo, ...] = ()
-        self._kept: dict[str, tuple[list[WorkerInfo], list[WorkerInfo], int]] = {}
+        self._kept: dict[str, Ready] = {}
         self._turn = 0
 
     def __repr__(self) -> str:
@@ -39,19 +39,16 @@ class ReadyWorkers:
         if usable is not self._usable:
             self._usable, self._kept = usable, {}
         if model not in self._kept:
-            self._kept[model] = _by_length([worker for worker in usable if worker.model == model])
-        long, short, context_tokens = self._kept[model]
+            self._kept[model] = _ready([worker for worker in usable if worker.model == model])
+        workers, context_tokens = self._kept[model]
         self._turn += 1
-        first = self._turn % max(1, len(long))
-        return Ready(long[first:] + long[:first] + short, context_tokens)
+        first = self._turn % max(1, len(workers))
+        return Ready(workers[first:] + workers[:first], context_tokens)
 
 
-def _by_length(workers: list[WorkerInfo]) -> tuple[list[WorkerInfo], list[WorkerInfo], int]:
-    """Workers that take all that any of them can write, all others, and how much that is."""
+def _ready(workers: list[WorkerInfo]) -> Ready:
     writers = [worker for worker in workers if worker.role.decodes] or workers
-    most = max((worker.engine.max_model_len for worker in writers), default=0)
-    long = [worker for worker in workers if worker.engine.max_model_len >= most]
-    return long, [worker for worker in workers if worker.engine.max_model_len < most], most
+    return Ready(workers, max((worker.engine.max_model_len for worker in writers), default=0))
 
 
 def demanded_tokens(request: ClientRequest, prompts: Prompts, context_tokens: int) -> int:

@@ -24,7 +24,7 @@ from kvrelay.router.failures import CLIENT_CLOSED
 from kvrelay.router.job import Job
 from kvrelay.router.keys import Tenant
 from kvrelay.router.naming import Naming, Roots
-from kvrelay.router.prompts import Prompts
+from kvrelay.router.prompts import OVER_LENGTH, Prompts, may_fit
 from kvrelay.router.request import ClientRequest
 from kvrelay.router.resumable import Remains, manner_of
 from kvrelay.router.switchboard import Switchboard
@@ -125,7 +125,7 @@ class Desk:
             tokenised_s=self._clock(),
             slo=slo,
             in_one_piece=not request.stream,
-            context_tokens=demanded_tokens(request, prompts, context_tokens),
+            context_tokens=demanded_tokens(request, prompts, self._context_tokens(request, prompts, ready)),
         )
         job = Job(
             request_id=request_id,
@@ -136,6 +136,15 @@ class Desk:
             prompts=prompts.ids,
         )
         return self._begun(request, ask, job, self._remains(request, ask, prompts, naming, ready))
+
+    def _context_tokens(self, request: ClientRequest, prompts: Prompts, ready: Ready) -> int:
+        """Where what may be demanded ends: of a text that surely takes more than ready workers can, where another one
+        that is away for now can."""
+        if prompts.whole == OVER_LENGTH:
+            longest = self._brain.fleet.longest_context(ready.workers[0].model)
+            if may_fit(request, longest, self._tokens):
+                return longest
+        return ready.context_tokens
 
     def _begun(self, request: ClientRequest, ask: Ask, job: Job, remains: Remains | None) -> Exchange:
         """Nothing is kept of a request that the brain has no room for. Raises ``Overloaded``."""
@@ -160,7 +169,7 @@ class Desk:
     def _remains(
         self, request: ClientRequest, ask: Ask, prompts: Prompts, naming: Naming, ready: Ready
     ) -> Remains | None:
-        replays = ready.workers[0].engine.replays
+        replays = any(worker.engine.replays for worker in ready.workers)
         manner = manner_of(request, self._defaults, has_ids=bool(prompts.ids), replays=replays)
         if not self._resumes or manner not in (Manner.CONTINUE, Manner.REPLAY):
             return None

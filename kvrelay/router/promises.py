@@ -4,7 +4,7 @@ right than its tenant has."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from kvrelay.config import Config, RouterConfig, TenantConfig
 from kvrelay.errors import BadRequest, Misconfigured
@@ -39,13 +39,18 @@ class Promises:
         )
 
 
-def limits(router: RouterConfig) -> Limits:
-    """How many requests there may be, and how long they may wait where.
+def limits(router: RouterConfig, tenants: Collection[str]) -> Limits:
+    """How many requests there may be, and how long they may wait where; ``tenants`` have keys.
 
     Routers that share a port divide D's KV: none can know what another has just promised, since heartbeats tell what is
     in use, and later.
     """
-    return Limits(queue_s=router.queue_s, hold_s=router.hold_s, kv_share=1.0 / router.replicas)
+    return Limits(
+        queue_s=router.queue_s,
+        hold_s=router.hold_s,
+        kv_share=1.0 / router.replicas,
+        shared=len(tenants) > 1,
+    )
 
 
 def _first(*seconds: float | None) -> float | None:

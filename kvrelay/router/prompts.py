@@ -30,6 +30,7 @@ _TOKENISING = ("truncate_prompt_tokens", "truncation_side", "add_special_tokens"
 """Fields of a completion that change its ids."""
 _BILLING_HEADER = "x-anthropic-billing-header"
 """System messages that start so are cut by the engine."""
+OVER_LENGTH = "over_length"
 BYTES_PER_TOKEN = 4
 """Rough guess for prompts that are not tokenised here; used for loads only."""
 
@@ -58,9 +59,9 @@ class PromptReader:
         """Prompts of ``request``; ``workers`` of its model, which take up to ``context_tokens``, render where needed.
         Raises ``BadRequest``, ``Rejected``."""
         reason = whole_reason(request) if self._kv_routing else "no_kv_routing"
-        if not reason and not self._may_fit(request, context_tokens):
+        if not reason and not may_fit(request, context_tokens, self._tokens):
             # Surely over the context length. A worker says so faster, and better, than tokenising here would.
-            reason = "over_length"
+            reason = OVER_LENGTH
         if reason:
             return _whole(request, reason)
         own = await self._own(request, workers[0].model)
@@ -70,12 +71,6 @@ class PromptReader:
         if not all(ids):
             return _whole(request, "empty_prompt")
         return Prompts(ids=ids, lengths=tuple(map(len, ids)))
-
-    def _may_fit(self, request: ClientRequest, context_tokens: int) -> bool:
-        limit = context_tokens * self._tokens.max_chars_per_token
-        if request.kind is Kind.COMPLETION:
-            return all(len(prompt) <= limit for prompt in request.prompts)
-        return _chat_chars(request.body["messages"]) <= limit
 
     async def _own(self, request: ClientRequest, model: str) -> list[list[int]] | None:
         """Ids rendered here; None when only a worker can."""
@@ -103,7 +98,7 @@ class PromptReader:
         if self._renderer.trust(workers[0].model, request.kind) is Trust.UNCHECKED:
             return "no_render"
         rendered: list[Rendered] | None = None
-        for worker in workers[:RENDER_TRIES]:
+        for worker in _longest_first(request, workers)[:RENDER_TRIES]:
             with contextlib.suppress(Lost):
                 rendered = await self._renderer.render(request, worker)
                 break
@@ -112,6 +107,23 @@ class PromptReader:
         if any(entry.features is not None for entry in rendered):
             return "multimodal"
         return [entry.token_ids for entry in rendered]
+
+
+def may_fit(request: ClientRequest, context_tokens: int, tokens: Tokens) -> bool:
+    """Whether no prompt of ``request`` is surely over a context of so many tokens."""
+    limit = context_tokens * tokens.max_chars_per_token
+    if request.kind is Kind.COMPLETION:
+        return all(len(prompt) <= limit for prompt in request.prompts)
+    return _chat_chars(request.body["messages"]) <= limit
+
+
+def _longest_first(request: ClientRequest, workers: Sequence[WorkerInfo]) -> Sequence[WorkerInfo]:
+    """Who is to render it: any of them, unless it may be too long for some."""
+    # No token has less than a character.
+    most_tokens = BYTES_PER_TOKEN * sum(_guess_lengths(request)) + (request.max_tokens or 0)
+    if most_tokens <= min(worker.engine.max_model_len for worker in workers):
+        return workers
+    return sorted(workers, key=lambda worker: -worker.engine.max_model_len)
 
 
 def whole_reason(request: ClientRequest) -> str:

@@ -81,7 +81,7 @@ class Router:
             convert_kv_dtype=config.router.convert_kv_dtype,
             local_prefill=config.router.local_prefill == "auto",
             index_pages=config.router.index_pages,
-            limits=limits(config.router),
+            limits=limits(config.router, self._keyring.tenants),
             replicate_share=config.router.replicate_share,
             knows_all=config.router.replicas == 1,
         )

@@ -234,6 +234,12 @@ def test_what_waits_is_shared_by_the_decode_workers_where_no_other_ones_are_left
     assert waiting[1] == pytest.approx(4 * waiting[0], abs=4)
 
 
+def test_the_only_tenant_has_all_places() -> None:
+    brain = fleet(Limits(queue_s=0.0, hold_s=60.0, in_flight=90, shared=False))
+    assert fill(brain) == 90
+    assert brain.door.refused == {"full": 1}
+
+
 def test_a_tenant_leaves_places_for_others() -> None:
     brain = fleet(Limits(queue_s=0.0, hold_s=60.0, in_flight=90))
     assert fill(brain) == 80

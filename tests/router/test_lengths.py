@@ -97,11 +97,47 @@ async def test_what_nobody_takes_is_refused_in_vllms_words_and_without_asking_an
     await mixed.at_rest()
 
 
-@pytest.mark.parametrize("body", [{"prompt": [5] * 600}, {"prompt": [5], "max_tokens": 600}], ids=["prompt", "answer"])
-async def test_what_a_worker_takes_that_is_away_may_be_sent_again(mixed: Cluster, body: dict[str, Any]) -> None:
+@pytest.mark.parametrize("kind", ["prompt", "answer", "text", "chat"])
+async def test_what_a_worker_takes_that_is_away_may_be_sent_again(mixed: Cluster, kind: str) -> None:
     await mixed.members["d-long"].send(mixed.members["d-long"].heartbeat(healthy=False))
     mixed.members["d-long"].silent = True
     await until(lambda: not mixed.is_ready("d-long"))
-    status, _, headers = await mixed.post("/v1/completions", {"model": "tiny", **body})
+    text = "x" * (513 * mixed.tokens.max_chars_per_token)  # more than 512 tokens, whatever they are
+    bodies: dict[str, dict[str, Any]] = {
+        "prompt": {"prompt": [5] * 600},
+        "answer": {"prompt": [5], "max_tokens": 600},
+        "text": {"prompt": text},
+        "chat": {"messages": [{"role": "user", "content": text}]},
+    }
+    body = bodies[kind]
+    path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+    status, _, headers = await mixed.post(path, {"model": "tiny", **body})
     assert (status, "retry-after" in headers) == (503, True)
     assert asked(mixed) == set()
+
+
+async def test_short_chats_are_rendered_by_all_and_those_that_may_be_too_long_for_some_by_others(
+    model_folder: Path,
+) -> None:
+    async with Cluster(model_folder) as cluster:
+        await cluster.join(store())
+        for name, tokens in (("long", 2048), ("s0", 512), ("s1", 512), ("s2", 512)):
+            await cluster.add(name, Role.BOTH, max_model_len=tokens)
+        for number in range(8):
+            await cluster.post("/v1/chat/completions", rendered_chat(f"Hello {number}"))
+        assert {name: renderings(cluster, name) for name in cluster.workers} == dict.fromkeys(cluster.workers, 2)
+        for number in range(4):
+            await cluster.post("/v1/chat/completions", rendered_chat(f"Hello {number} " + "word " * 200))
+            await cluster.post("/v1/chat/completions", rendered_chat(f"Hello {number}", max_tokens=600))
+        assert renderings(cluster, "long") == 10
+
+
+def rendered_chat(content: str, **more: Any) -> dict[str, Any]:
+    """A worker has to render it."""
+    messages = [{"role": "user", "content": content}]
+    return {"model": "tiny", "messages": messages, "tools": [{"type": "function"}], **more}
+
+
+def renderings(cluster: Cluster, name: str) -> int:
+    """Of such chats."""
+    return sum("tools" in body for body in cluster.workers[name].bodies("/v1/chat/completions/render"))

@@ -63,7 +63,12 @@ async def test_a_bad_header_is_a_400(cluster: Cluster) -> None:
 
 
 def test_routers_that_share_a_port_promise_their_part_of_the_kv() -> None:
-    assert [limits(RouterConfig(replicas=count)).kv_share for count in (1, 4)] == [1.0, 0.25]
+    assert [limits(RouterConfig(replicas=count), ()).kv_share for count in (1, 4)] == [1.0, 0.25]
+
+
+@pytest.mark.parametrize(("tenants", "shared"), [((), False), (("gold",), False), (("gold", "free"), True)])
+def test_places_are_kept_for_others_where_there_are_others(tenants: tuple[str, ...], shared: bool) -> None:
+    assert limits(RouterConfig(), tenants).shared is shared
 
 
 async def test_who_is_refused_at_once_can_look_up_what_was_predicted(cluster: Cluster) -> None:
