@@ -124,7 +124,7 @@ class Seen(NamedTuple):
 
     def shows(self, ready: tuple[WorkerInfo, ...], stores: tuple[StoreInfo, ...], shut: frozenset[Way]) -> bool:
         """Whether it is the same again, if all are well: nobody came or went."""
-        return self.all_well and self.ready is ready and self.stores is stores and self.shut == shut
+        return self.all_well and self.ready is ready and self.stores is stores and self.shut is shut
 
     def is_like(self, other: Seen) -> bool:
         """Whether the same ground is made of it. Infos are compared by identity first, so this takes microseconds."""

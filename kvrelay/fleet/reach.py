@@ -72,11 +72,12 @@ class Reach:
         if not may_wait:
             return Sight(depths, {}, {}, ())
         pulls = len(self._fleet.stores) > 1 and not self._pulls.is_full
+        cooling, shut = self._pulls.cooling(now), self._fleet.ways.shut(now)
         return Sight(
             depths,
             {root: works for root, names in prompt.items() if (works := self._underway.find(names))},
             {root: self._deepest(by_holder, now) for root, by_holder in depths.items()} if pulls and depths else {},
-            self._pulls.cooling(now) | self._fleet.ways.shut(now),
+            cooling | shut if cooling else shut,
         )
 
     def _deepest(self, by_holder: Mapping[str, int], now: float) -> list[Peer]:

@@ -39,6 +39,7 @@ class Breaker(Value, frozen=True, kw_only=True):
     opened_s: float = 0.0
     probe: str = ""
     """What was sent to probe: its key."""
+    failures_to_open: int = FAILURES_TO_OPEN
 
     def allows(self, now: float) -> bool:
         """Whether a request may be sent now."""
@@ -59,15 +60,24 @@ class Breaker(Value, frozen=True, kw_only=True):
     def succeeded(self, key: str, asked_s: float) -> Breaker:
         """The request ``key``, asked at ``asked_s``, was answered. What was asked before the first failure says nothing
         of how the worker is now: a long answer may end well where nothing new begins."""
-        return Breaker() if self._probes(key) or asked_s >= self.failing_since_s else self
+        is_well = self._probes(key) or asked_s >= self.failing_since_s
+        return Breaker(failures_to_open=self.failures_to_open) if is_well else self
 
     def failed(self, key: str, now: float) -> Breaker:
         """The request ``key`` failed. While a probe is on its way, that of another one only counts."""
         failures, since_s = self.failures + 1, min(now, self.failing_since_s)
         is_over = self._probes(key)
-        if self.state is State.OPEN or is_over or (self.state is State.CLOSED and failures >= FAILURES_TO_OPEN):
+        if self.state is State.OPEN or is_over or (self.state is State.CLOSED and failures >= self.failures_to_open):
             pause_s = min(LONGEST_PAUSE_S, 2 * self.pause_s) if is_over else self.pause_s
-            return Breaker(state=State.OPEN, failures=failures, failing_since_s=since_s, pause_s=pause_s, opened_s=now)
+            return msgspec.structs.replace(
+                self,
+                state=State.OPEN,
+                failures=failures,
+                failing_since_s=since_s,
+                pause_s=pause_s,
+                opened_s=now,
+                probe="",
+            )
         return msgspec.structs.replace(self, failures=failures, failing_since_s=since_s)
 
     def gave_up(self, key: str, now: float) -> Breaker:

@@ -7,9 +7,9 @@ import pytest
 
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.flight import Ask, PullPages
+from kvrelay.fleet.ways import FAILURES_TO_OPEN
 from kvrelay.fleet.workers import FORGET_S
 from kvrelay.identity import root_of
-from kvrelay.policy.breaker import FAILURES_TO_OPEN
 from kvrelay.protocol.feed import TransferEvent
 from kvrelay.types import PageName, PromptNames, RequestFacts, Role, Stage
 from tests.fleet.values import begun, fingerprint, names, store, worker

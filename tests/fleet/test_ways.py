@@ -8,8 +8,8 @@ import pytest
 
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.health import examine
-from kvrelay.fleet.ways import MAX_UNDER_WAY, PROBE_S, UNTRIED_S, Ways
-from kvrelay.policy.breaker import FAILURES_TO_OPEN, FIRST_PAUSE_S
+from kvrelay.fleet.ways import FAILURES_TO_OPEN, MAX_UNDER_WAY, PROBE_S, UNTRIED_S, Ways
+from kvrelay.policy.breaker import FIRST_PAUSE_S
 from kvrelay.policy.route import Path
 from kvrelay.protocol.feed import TransferEvent
 from kvrelay.types import Stage
@@ -66,6 +66,58 @@ def test_both_stores_may_tell_of_a_failure_and_it_counts_once() -> None:
     assert ways.allows(WAY, 0.0)
     fail(ways, 1, now=1.0)
     assert not ways.allows(WAY, 1.0)
+
+
+def break_link(ways: Ways, pushes: int, sent_s: float, now: float) -> None:
+    """All that were under way over one link fail with it."""
+    for number in range(pushes):
+        ways.sent(f"push{sent_s}/{number}", WAY, sent_s)
+    for number in range(pushes):
+        ways.heard(says(f"push{sent_s}/{number}", Stage.FAILED, unreachable=True), now)
+
+
+def test_a_link_that_breaks_with_many_pushes_is_one_failure() -> None:
+    ways = Ways()
+    for number in range(FAILURES_TO_OPEN - 1):
+        break_link(ways, 20, sent_s=float(number), now=number + 0.5)
+    assert ways.allows(WAY, 10.0)
+    break_link(ways, 20, sent_s=10.0, now=10.5)
+    assert not ways.allows(WAY, 10.5)
+
+
+def test_late_failures_of_the_same_break_do_not_prolong_the_pause() -> None:
+    ways = Ways()
+    for number in range(30):
+        ways.sent(f"early{number}", WAY, 0.0)
+    fail(ways, now=0.5)
+    for number in range(30):
+        ways.heard(says(f"early{number}", Stage.FAILED, unreachable=True), 1.0)
+    assert ways.allows(WAY, 0.5 + FIRST_PAUSE_S)
+
+
+def test_failures_of_a_former_life_do_not_count_against_a_store_that_started_again() -> None:
+    ways = Ways()
+    for number in range(3 * FAILURES_TO_OPEN):
+        ways.sent(f"old{number}", WAY, 0.0)
+    ways.forget("s2")
+    for number in range(3 * FAILURES_TO_OPEN):
+        ways.heard(says(f"old{number}", Stage.FAILED, unreachable=True), 0.0)
+    assert (ways.allows(WAY, 0.0), ways.broken()) == (True, [])
+
+
+def test_what_is_shut_is_the_same_value_until_a_probe_is_due_or_something_changes() -> None:
+    ways = Ways()
+    fail(ways)
+    shut = ways.shut(0.1)
+    assert ways.shut(0.9 * FIRST_PAUSE_S) is shut
+    ways.sent("elsewhere", ("s3", "s4"), 0.9 * FIRST_PAUSE_S)
+    ways.heard(says("elsewhere", Stage.FAILED, unreachable=True), 0.9 * FIRST_PAUSE_S)
+    assert ways.shut(0.9 * FIRST_PAUSE_S) is shut
+    assert ways.shut(FIRST_PAUSE_S) == frozenset()
+    ways.sent("probe", WAY, FIRST_PAUSE_S)
+    assert ways.shut(FIRST_PAUSE_S) == {WAY}
+    ways.heard(says("probe", Stage.SENT), 1.5 * FIRST_PAUSE_S)
+    assert ways.shut(1.5 * FIRST_PAUSE_S) == frozenset()
 
 
 def test_one_probe_goes_after_a_pause_and_its_failure_doubles_that() -> None:
@@ -160,11 +212,11 @@ def test_another_pair_is_taken_where_there_is_one() -> None:
 
 def test_a_failure_that_is_told_after_its_request_counts() -> None:
     brain = known_brain([("p0", "s1")], [("d0", "s2")])
-    for number in range(FAILURES_TO_OPEN):
-        transfer = begun(brain, ask(f"r{number}", (number + 1, 300)), 0.0).prefills[0].transfer
-        brain.finish(f"r{number}", status=200, output_tokens=8, now=0.1)
-        brain.transfer_event(says(transfer, Stage.FAILED, unreachable=True), 0.2)
-    assert not brain.fleet.ways.allows(WAY, 0.2)
+    for now in range(FAILURES_TO_OPEN):
+        transfer = begun(brain, ask(f"r{now}", (now + 1, 300), now=now), now).prefills[0].transfer
+        brain.finish(f"r{now}", status=200, output_tokens=8, now=now + 0.1)
+        brain.transfer_event(says(transfer, Stage.FAILED, unreachable=True), now + 0.2)
+    assert not brain.fleet.ways.allows(WAY, FAILURES_TO_OPEN - 0.8)
 
 
 def test_nothing_is_pulled_over_a_way_that_is_shut() -> None:

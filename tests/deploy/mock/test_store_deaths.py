@@ -14,7 +14,7 @@ from kvrelay.config import RouterConfig
 from kvrelay.deploy.mock.faults import Faults
 from kvrelay.deploy.tiny import TinyShape, make_tiny
 from kvrelay.fleet.index import store_key
-from kvrelay.policy.breaker import FAILURES_TO_OPEN
+from kvrelay.fleet.ways import FAILURES_TO_OPEN
 from kvrelay.protocol.engine import engine_key
 from tests.deploy.mock.test_mock_cluster import PREFILLS, Mocks, idle, mocked, prompt
 from tests.patience import PATIENCE_S, until
