@@ -74,12 +74,12 @@ async def test_a_router_that_cannot_keep_what_it_learned_serves_and_says_so(
     async with Cluster(model_folder, router_config=config) as cluster:
         await cluster.split()
         assert cluster.router._learned is not None
-        cluster.router._learned.save()
+        await cluster.router._learned.save()
         assert await cluster.complete()
         assert "cannot be kept" in caplog.text
         assert "No space left on device" in caplog.text
         await victims.end()
-        cluster.router._learned.save()
+        await cluster.router._learned.save()
         assert learned.stat().st_size > 0
 
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import msgspec
@@ -12,10 +17,11 @@ from kvrelay.errors import Misconfigured
 from kvrelay.fleet.experience import Experience, Learned
 from kvrelay.fleet.links import Links
 from kvrelay.policy.moves import link
+from kvrelay.router import learned
 from kvrelay.router.learned import LearnedFile
 from kvrelay.router.runner import Router
 from tests.fleet.values import worker
-from tests.patience import until
+from tests.patience import PATIENCE_S, until
 from tests.router.cluster import KEY, Cluster, _loaded
 
 
@@ -62,7 +68,7 @@ def learned_file(path: Path) -> LearnedFile:
     experience.saw("p1", lambda perf: perf.saw_step(3, 500, 0.02).saw_answer(0.01))
     experience._links.learn("s1", "s2", link().saw_moving(1 << 24, 0.1))
     experience.saw_output("tiny", 30.0)
-    LearnedFile(path, experience).save()
+    asyncio.run(LearnedFile(path, experience).save())
     return LearnedFile(path, Experience(Links()))
 
 
@@ -100,9 +106,77 @@ def test_values_that_nobody_can_have_learned_are_ignored_and_named(
         assert f"router.learned_file {kept._path} is ignored" in record.message
 
 
-def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     kept = LearnedFile(tmp_path / "missing" / "learned.json", Experience(Links()))
     kept.load()
-    kept.save()
-    kept.save()
+    await kept.save()
+    await kept.save()
     assert len(caplog.records) == 1
+
+
+class StalledFolder:
+    """A folder whose files cannot be written before somebody reads them: what is written goes into a pipe."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "learned.json"
+        self.partial = folder / f"learned.json.{os.getpid()}.tmp"
+        os.mkfifo(self.partial)
+
+    def go_on(self) -> bytes:
+        """Let the write end; what was written."""
+        return self.partial.read_bytes()
+
+    def writers(self) -> int:
+        """Threads that stand in a write."""
+        return sum(thread.name == learned.WRITER for thread in threading.enumerate())
+
+
+@pytest.fixture
+def stalled(tmp_path: Path) -> Iterator[StalledFolder]:
+    folder = StalledFolder(tmp_path)
+    rescue = threading.Timer(PATIENCE_S, folder.go_on)  # of a loop that stands in the write itself
+    rescue.start()
+    yield folder
+    rescue.cancel()
+
+
+@contextlib.asynccontextmanager
+async def kept_in(folder: StalledFolder) -> AsyncIterator[asyncio.Task[None]]:
+    """The task that keeps the file; it stands in a write."""
+    keeping = asyncio.create_task(LearnedFile(folder.path, Experience(Links())).run())
+    await until(folder.writers)
+    yield keeping
+    keeping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await keeping
+
+
+async def test_a_folder_that_stalls_stops_no_request_and_has_one_write_to_do(
+    stalled: StalledFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learned, "SAVE_S", 0.0)
+    async with kept_in(stalled):
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert stalled.writers() == 1
+        monkeypatch.setattr(learned, "SAVE_S", PATIENCE_S)
+        assert msgspec.json.decode(await asyncio.to_thread(stalled.go_on), type=Learned) == Learned()
+        await until(lambda: not stalled.writers())
+
+
+async def test_a_write_that_stalls_is_given_up_when_the_router_ends(
+    stalled: StalledFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(learned, "SAVE_S", 0.0)
+    monkeypatch.setattr(learned, "LAST_SAVE_S", 0.01)
+    async with kept_in(stalled):
+        pass
+    assert "is not kept" in caplog.text
+    assert stalled.writers() == 1
+    assert await asyncio.to_thread(stalled.go_on)
+
+
+async def test_an_error_that_nobody_expects_of_a_write_ends_the_router(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learned, "SAVE_S", 0.0)
+    with pytest.raises(ValueError, match="null byte"):
+        await LearnedFile(Path("learned\0.json"), Experience(Links())).run()
