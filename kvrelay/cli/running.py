@@ -39,6 +39,8 @@ class FleetHealth(msgspec.Struct, frozen=True):
 
     status: str
     why: str = ""
+    why_is_listed: bool = False
+    """A row of ``stranded`` or ``broken_ways`` says it."""
     stranded: list[Stranded] = []
     workers: list[Member] = []
     broken_ways: list[BrokenWay] = []
@@ -49,7 +51,7 @@ class FleetHealth(msgspec.Struct, frozen=True):
         if self.status == "ok":
             return []
         told = [*map(_told, self.stranded), *map(_no_way, self.broken_ways)]
-        return told if told and self.status == "degraded" else [f"{self.status}: {self.why}", *told]
+        return told if self.why_is_listed else [f"{self.status}: {self.why}", *told]
 
     @property
     def notes(self) -> list[str]:

@@ -14,11 +14,22 @@ from kvrelay.policy.breaker import FAILURES_TO_OPEN
 from kvrelay.types import Role, StoreInfo, Value, WorkerInfo
 
 
+class Judgement(Value, frozen=True):
+    """What is wrong most."""
+
+    status: str
+    why: str
+    is_listed: bool = False
+    """A list says it, too: ``stranded`` or ``broken_ways``."""
+
+
 class Health(Value, frozen=True, kw_only=True):
     """JSON-ready; ``status`` is ok, degraded (serving, not as meant) or unavailable; ``why`` says what to do."""
 
     status: str
     why: str
+    why_is_listed: bool
+    """``stranded`` or ``broken_ways`` says it, too."""
     workers: list[dict[str, object]]
     stores: list[dict[str, object]]
     unpaired: list[dict[str, str]]
@@ -39,10 +50,11 @@ def examine(brain: Brain, now: float) -> Health:
     usable = brain.fleet.workers.usable(now)
     unpaired = list(_unpaired(brain, usable, now))
     lost, parted = stranded(brain, now), cut_off(brain, now)
-    status, why = _judge(brain, usable, lost, now)
+    verdict = _judge(brain, usable, lost, now)
     return Health(
-        status=status,
-        why=why,
+        status=verdict.status,
+        why=verdict.why,
+        why_is_listed=verdict.is_listed,
         workers=[
             _worker(brain, member, now) | {"cut_off": member.info.name in parted} for member in brain.fleet.workers
         ],
@@ -62,29 +74,29 @@ def serves_unless_drained(brain: Brain, now: float) -> bool:
     return any(worker.role.decodes for worker in able)
 
 
-def _judge(brain: Brain, usable: Sequence[WorkerInfo], lost: list[dict[str, str]], now: float) -> tuple[str, str]:
+def _judge(brain: Brain, usable: Sequence[WorkerInfo], lost: list[dict[str, str]], now: float) -> Judgement:
     if not any(worker.role.decodes for worker in usable):
         draining = [member.info.name for member in _draining(brain, now) if member.info.role.decodes]
-        return "unavailable", f"no worker with role decode or both is ready; {_cure(draining)}"
+        return Judgement("unavailable", f"no worker with role decode or both is ready; {_cure(draining)}")
     if failing := _failing_writers(brain, usable, now):
         return failing
     for worker in usable:
         if not brain.fleet.stores.is_usable(worker.store, now):
-            return "degraded", _no_store(brain, worker)
+            return Judgement("degraded", _no_store(brain, worker))
     if broken := brain.fleet.ways.broken():
-        return "degraded", _no_way(broken[0], more=len(brain.fleet.ways) - 1)
+        return Judgement("degraded", _no_way(broken[0], more=len(brain.fleet.ways) - 1), is_listed=True)
     if lost:
         told = ", ".join(f"{row['worker']} ({row['reason']} is not that of {row['other']})" for row in lost)
-        return "degraded", f"no other worker can exchange KV with {told}; see stranded"
+        return Judgement("degraded", f"no other worker can exchange KV with {told}; see stranded", is_listed=True)
     alone = _alone(brain, usable, now)
     if alone:
         draining = [member.info.name for member in _draining(brain, now) if member.info.role.prefills]
-        return "degraded", f"no prefill worker is ready for {', '.join(alone)}; {_cure(draining)}"
-    return "ok", ""
+        return Judgement("degraded", f"no prefill worker is ready for {', '.join(alone)}; {_cure(draining)}")
+    return Judgement("ok", "")
 
 
-def _failing_writers(brain: Brain, usable: Sequence[WorkerInfo], now: float) -> tuple[str, str] | None:
-    """Status and reason when every worker that could write answers fails. Once one may be tried again it is not
+def _failing_writers(brain: Brain, usable: Sequence[WorkerInfo], now: float) -> Judgement | None:
+    """What is said when every worker that could write answers fails, else None. Once one may be tried again it is not
     unavailable: a balancer that sent nothing would never let the probe go."""
     breakers = brain.outcomes.breakers
     writers = [worker.name for worker in usable if worker.role.decodes]
@@ -93,10 +105,10 @@ def _failing_writers(brain: Brain, usable: Sequence[WorkerInfo], now: float) -> 
     told = ", ".join(f"{name} (circuit breaker {breakers.of(name).state})" for name in writers)
     begin = f"every worker that can write answers refused or failed {FAILURES_TO_OPEN} requests in a row: {told}"
     if any(breakers.allows(name, now) for name in writers):
-        return "degraded", f"{begin}; the next request tries one of them again; look at their logs"
+        return Judgement("degraded", f"{begin}; the next request tries one of them again; look at their logs")
     wait_s = breakers.wait_s(writers, now)
     until = f"until one is tried again, in {wait_s:.1f} s" if wait_s else "until the one that tries it again has ended"
-    return "unavailable", f"{begin}; all requests get 503 {until}; look at their logs"
+    return Judgement("unavailable", f"{begin}; all requests get 503 {until}; look at their logs")
 
 
 def _draining(brain: Brain, now: float) -> Iterator[Member[WorkerInfo]]:
