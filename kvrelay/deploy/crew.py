@@ -242,8 +242,8 @@ class Crew:
 
     def _is_excused(self, name: str) -> bool:
         if self._comebacks.is_down(name):
-            workers = (it.name for it in self.members.values() if it.kind in (Kind.WORKER, Kind.MOCK))
-            return self.members[name].kind is not Kind.ROUTER and not all(map(self._comebacks.is_down, workers))
+            writers = (member.name for member in self.members.values() if member.writes)
+            return self.members[name].kind is not Kind.ROUTER and not all(map(self._comebacks.is_down, writers))
         return self._revivals.waits(name) or self._comebacks.waits(name)
 
     async def until_ready(self, names: Iterable[str], within_s: float) -> None:

@@ -134,7 +134,8 @@ class LocalCluster:
         return self.run.log(name)
 
     async def wait(self) -> None:
-        """Start again who dies, and raise ``Lost`` when that is of no use: the routers died, or no worker stays up."""
+        """Start again who dies, and raise ``Lost`` when that is of no use: the routers died, or no worker that can
+        write stays up."""
         await until_one_ends(self._until_crash(), RouterWatch(self._crew, self.key).run())
 
     async def _until_crash(self) -> None:

@@ -48,6 +48,11 @@ class Member(Value, frozen=True, kw_only=True):
     """Under which names the router hears of it."""
 
     @property
+    def writes(self) -> bool:
+        """Whether answers come from it."""
+        return self.kind is Kind.MOCK or (self.role is not None and self.role.decodes)
+
+    @property
     def command(self) -> list[str]:
         return [sys.executable, "-m", "kvrelay", *self.arguments]
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
@@ -15,6 +16,7 @@ from kvrelay.deploy.comebacks import FIRST_PAUSE_S, MOST_DEATHS, WELL_S, Comebac
 from kvrelay.deploy.crew import Crew
 from kvrelay.deploy.members import Kind, Member, RunDir
 from kvrelay.errors import Lost
+from kvrelay.types import Role
 from tests.patience import PATIENCE_S, until
 
 
@@ -55,7 +57,8 @@ async def crew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     monkeypatch.setattr(Member, "command", property(lambda self: [sys.executable, "-c", *self.arguments]))
     kinds = {"router": Kind.ROUTER, "store-0": Kind.STORE, "both-0": Kind.WORKER, "both-1": Kind.WORKER}
     for name, kind in kinds.items():
-        await made.start(Member(name=name, kind=kind, arguments=(READY,)))
+        role = Role.BOTH if kind is Kind.WORKER else None
+        await made.start(Member(name=name, kind=kind, arguments=(READY,), role=role))
     try:
         await made.until_ready(kinds, PATIENCE_S)
         made.note_dead_members(0.0)
@@ -93,8 +96,7 @@ async def test_a_worker_a_store_or_an_only_router_that_dies_is_started_again_wit
 
 async def sicken(crew: Crew, name: str) -> None:
     """It dies, and every new process of it at once."""
-    member = crew.members[name]
-    crew.members[name] = Member(name=name, kind=member.kind, arguments=(SICK,))
+    crew.members[name] = msgspec.structs.replace(crew.members[name], arguments=(SICK,))
     await die(crew, name)
     now = 100.0
     async with asyncio.timeout(PATIENCE_S):
@@ -122,6 +124,21 @@ async def test_the_cluster_ends_when_no_worker_stays_up(crew: Crew) -> None:
     await sicken(crew, "both-0")
     with pytest.raises(Lost, match="no memory"):
         await sicken(crew, "both-1")
+
+
+async def test_the_cluster_ends_when_only_prefill_workers_stay_up(crew: Crew) -> None:
+    await crew.start(Member(name="prefill-0", kind=Kind.WORKER, arguments=(READY,), role=Role.PREFILL))
+    await crew.until_ready(["prefill-0"], PATIENCE_S)
+    await sicken(crew, "both-0")
+    with pytest.raises(Lost, match="no memory"):
+        await sicken(crew, "both-1")
+
+
+async def test_the_cluster_goes_on_without_a_prefill_worker(crew: Crew) -> None:
+    await crew.start(Member(name="prefill-0", kind=Kind.WORKER, arguments=(READY,), role=Role.PREFILL))
+    await crew.until_ready(["prefill-0"], PATIENCE_S)
+    await sicken(crew, "prefill-0")
+    assert len(crew.running()) == 4
 
 
 async def test_the_cluster_ends_when_its_only_router_does_not_stay_up_and_nobody_says_that_the_rest_goes_on(
