@@ -32,8 +32,8 @@ faster than those whose seed is too slow, and they would never be tried."""
 MOST_UNREAD = 256
 """Observations that are kept to be learned later."""
 KIND_FIRST, KIND_EVERY = 64, 4
-"""A kind learns from its workers' first observations and then from one in four: it hears of several of them, and what
-it knows is for those that are still to come."""
+"""A kind learns from the first observations of its workers, so many of all together, and then from one in four, or one
+in as many as it has workers: the more there are, the more of them it hears of, and the more are told what it learned."""
 MAX_KINDS = 256
 MAX_MODELS = 256
 """Models whose answers' lengths are remembered."""
@@ -66,9 +66,9 @@ def kind_of(engine: Engine) -> str:
     return hashlib.blake2b(msgspec.json.encode((engine.fingerprint, engine.device)), digest_size=8).hexdigest()
 
 
-def _is_told(seen: int) -> bool:
-    """Whether a worker's observation number ``seen`` goes to its kind as well."""
-    return seen <= KIND_FIRST or seen % KIND_EVERY == 0
+def _is_told(seen: int, workers: int) -> bool:
+    """Whether observation number ``seen`` of one of ``workers`` of a kind goes to their kind as well."""
+    return seen <= max(OWN_AFTER, KIND_FIRST // workers) or seen % max(KIND_EVERY, workers) == 0
 
 
 class Experience:
@@ -231,7 +231,8 @@ class Experience:
         self._workers[worker] = (kind, own)
         for law in news:
             self._likeness.learned(worker, law, law.of(own))
-        is_told = any(_is_told(law.of(own).seen) for law in news)
+        workers = sum(its == kind for its, _ in self._workers.values())
+        is_told = any(_is_told(law.of(own).seen, workers) for law in news)
         if is_told:
             self._kinds[kind] = learn(self._kinds[kind])
         for law in news:
