@@ -33,7 +33,7 @@ MOST_UNREAD = 256
 """Observations that are kept to be learned later."""
 KIND_FIRST, KIND_EVERY = 64, 4
 """A kind learns from the first observations of its workers, so many of all together, and then from one in four, or one
-in as many as it has workers: the more there are, the more of them it hears of, and the more are told what it learned."""
+in as many as it has workers: more of them are to be told what it learned, and it hears of more."""
 MAX_KINDS = 256
 MAX_MODELS = 256
 """Models whose answers' lengths are remembered."""
