@@ -8,7 +8,7 @@ import contextlib
 import logging
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from kvrelay.deploy.comebacks import MOST_DEATHS, WELL_S, Comebacks
 from kvrelay.deploy.members import Kind, Member, RunDir
@@ -16,6 +16,7 @@ from kvrelay.deploy.process import Child, describe_exit
 from kvrelay.deploy.progress import STARTING, LogFollower, Progress
 from kvrelay.deploy.revivals import Revivals
 from kvrelay.errors import Lost
+from kvrelay.race import until_one_ends
 
 _log = logging.getLogger(__name__)
 
@@ -43,6 +44,8 @@ class Crew:
         """Why there is no new process of a member that was to be started again, by name."""
         self._doomed: set[str] = set()
         """Members that are meant to die."""
+        self._is_kept_up = False
+        """Who dies is to be started again."""
         self._revivals = Revivals()
         """Of routers, where there are several."""
         self._comebacks = Comebacks()
@@ -140,38 +143,60 @@ class Crew:
         """SIGKILL ``name``, which stands still: a death like any other."""
         await self._children[name].kill()
 
+    # ------------------------------------------------------------ who dies and is started again
+
+    async def keep_up(self) -> None:
+        """Start again who dies, each on its own, until that is of no use: ``raise_if_crashed``. Raises ``Lost``."""
+        self._is_kept_up = True
+        try:
+            await until_one_ends(self._until_crash(), *map(self._keep_up, self.members))
+        finally:
+            self._is_kept_up = False
+
+    async def _until_crash(self) -> None:
+        while True:
+            self.raise_if_crashed()
+            await asyncio.sleep(POLL_S)
+
+    async def _keep_up(self, name: str) -> None:
+        while True:
+            await self.revive(name, asyncio.get_running_loop().time())
+            await asyncio.sleep(POLL_S)
+
     def note_dead_routers(self, now: float) -> None:
         """Replicas that died are to be started again, unless none is left and they died too often; their death is no
         crash then. An only router is a member like any other."""
         if not self.routers() and not self._revivals.may_begin_anew(now):
             self._revivals.give_up()
             return
-        for member in self._dead_routers():
+        for member in filter(self._is_replica, self._dead()):
             if not self._revivals.waits(member.name):
                 served = self._followers[member.name].read().ready
                 pause_s = self._revivals.died(member.name, now, served=served)
                 self._tell_death(member.name, pause_s if self.routers() else 0.0)
+        if not self.routers():
+            self._revivals.hurry(now)
 
-    async def revive_routers(self, now: float) -> None:
-        """Start those whose time has come, and all that wait when none is left."""
-        none_left = not self.routers()
-        for member in self._dead_routers():
-            if self._revivals.waits(member.name) and (none_left or self._revivals.is_due(member.name, now)):
-                await self._revive(member)
+    async def revive(self, name: str, now: float) -> None:
+        """Start ``name`` again, on its old ports, if it died and its time has come."""
+        if not self._is_due(name, now):
+            return
+        async with self._starts[name]:
+            if self._is_dead(name):  # others may have done something meanwhile
+                if not self._is_replica(self.members[name]):
+                    await self._children[name].kill()  # what it left behind may hold its ports
+                await self._try_start(self.members[name])
+            self._revivals.settled(name)
+            self._comebacks.started(name)
 
-    async def _revive(self, member: Member) -> None:
-        async with self._starts[member.name]:
-            if self._is_dead(member.name):  # others may have done something meanwhile
-                await self._try_start(member)
-            self._revivals.settled(member.name)
+    def _is_due(self, name: str, now: float) -> bool:
+        books = (self._revivals, self._comebacks)
+        return self._is_dead(name) and any(book.waits(name) and book.is_due(name, now) for book in books)
 
     async def _try_start(self, member: Member) -> None:
         """One that cannot be started is found dead once more at the next look, which says why."""
         with contextlib.suppress(Lost):
             await self.start(member)
-
-    def _dead_routers(self) -> list[Member]:
-        return [member for member in self._dead() if self._is_replica(member)]
 
     def _is_replica(self, member: Member) -> bool:
         routers = [each for each in self.members.values() if each.kind is Kind.ROUTER]
@@ -221,23 +246,18 @@ class Crew:
         else:
             _log.error("%s: it is not started again", often)
 
-    async def revive_members(self, now: float) -> None:
-        """Start those whose time has come, on their old ports."""
-        for member in self._dead():
-            if self._comebacks.waits(member.name) and self._comebacks.is_due(member.name, now):
-                async with self._starts[member.name]:
-                    if self._is_dead(member.name):
-                        await self._children[member.name].kill()  # what it left behind may hold its ports
-                        await self._try_start(member)
-                    self._comebacks.started(member.name)
-
     # ------------------------------------------------------------ how they are
 
-    def raise_if_crashed(self) -> None:
+    def raise_if_crashed(self, needed: Collection[str] = ()) -> None:
         """Raises ``Lost`` when one died that nobody killed and that is not to be started again, unless the rest can do
-        without it: it died too often, and others write."""
+        without it: it died too often, is not ``needed``, and others write."""
+        if self._is_kept_up:  # or who died since the last look would be taken for one that stays dead
+            now = asyncio.get_running_loop().time()
+            self.note_dead_routers(now)
+            self.note_dead_members(now)
         for name, child in self._children.items():
-            if not child.running and name not in self._doomed and not self._is_excused(name):
+            is_missed = name in needed and self._comebacks.is_down(name)
+            if not child.running and name not in self._doomed and (is_missed or not self._is_excused(name)):
                 raise Lost(self._obituary(name))
 
     def _is_excused(self, name: str) -> bool:
@@ -252,7 +272,7 @@ class Crew:
         try:
             async with asyncio.timeout(within_s):
                 while self._follow(names):
-                    self.raise_if_crashed()
+                    self.raise_if_crashed(names)
                     await asyncio.sleep(POLL_S)
         except TimeoutError as error:
             late = ", ".join(self._follow(names))

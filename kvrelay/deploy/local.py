@@ -136,17 +136,7 @@ class LocalCluster:
     async def wait(self) -> None:
         """Start again who dies, and raise ``Lost`` when that is of no use: the routers died, or no worker that can
         write stays up."""
-        await until_one_ends(self._until_crash(), RouterWatch(self._crew, self.key).run())
-
-    async def _until_crash(self) -> None:
-        while True:
-            now = asyncio.get_running_loop().time()
-            self._crew.note_dead_routers(now)
-            self._crew.note_dead_members(now)
-            self._crew.raise_if_crashed()
-            await self._crew.revive_routers(now)
-            await self._crew.revive_members(now)
-            await asyncio.sleep(POLL_S)
+        await until_one_ends(self._crew.keep_up(), RouterWatch(self._crew, self.key).run())
 
     async def kill(self, name: str) -> None:
         """SIGKILL the member ``name`` and everything below it."""
@@ -227,7 +217,7 @@ class LocalCluster:
             async with asyncio.timeout(_KNOWN_WAIT_S):
                 for router in self._crew.routers():
                     while answer := await self._lacking(router, names):
-                        self._crew.raise_if_crashed()
+                        self._crew.raise_if_crashed(names)
                         await asyncio.sleep(POLL_S)
         except TimeoutError as error:
             raise Lost(f"the router at {self.url} did not become healthy: {answer}") from error

@@ -15,6 +15,7 @@ import pytest
 from kvrelay.deploy.comebacks import FIRST_PAUSE_S, MOST_DEATHS, WELL_S, Comebacks
 from kvrelay.deploy.crew import Crew
 from kvrelay.deploy.members import Kind, Member, RunDir
+from kvrelay.deploy.process import Child
 from kvrelay.errors import Lost
 from kvrelay.types import Role
 from tests.patience import PATIENCE_S, until
@@ -79,7 +80,7 @@ async def ended(crew: Crew, name: str) -> None:
 async def look(crew: Crew, now: float) -> None:
     crew.note_dead_members(now)
     crew.raise_if_crashed()
-    await crew.revive_members(now)
+    await asyncio.gather(*(crew.revive(name, now) for name in crew.members))
 
 
 @pytest.mark.parametrize("name", ["both-0", "store-0", "router"])
@@ -197,6 +198,47 @@ async def test_a_death_while_the_cluster_starts_is_a_crash_with_the_reason_of_it
     await crew.start(Member(name="both-2", kind=Kind.WORKER, arguments=(SICK,)))
     with pytest.raises(Lost, match="both-2 died: RuntimeError: no memory"):
         await crew.until_ready(["both-2"], PATIENCE_S)
+
+
+async def test_one_whose_remains_take_long_to_end_holds_up_nobody_else(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill, asked, before = Child.kill, asyncio.Event(), {name: crew.pid(name) for name in crew.members}
+
+    async def slow(child: Child) -> None:
+        if child.pid == before["both-0"]:
+            asked.set()
+            await asyncio.Event().wait()
+        await kill(child)
+
+    monkeypatch.setattr(Child, "kill", slow)
+    keeping = asyncio.create_task(crew.keep_up())
+    await die(crew, "both-0")
+    await asked.wait()
+    for name in ("router", "store-0"):
+        psutil.Process(before[name]).send_signal(signal.SIGKILL)
+        await until(lambda name=name: crew.pid(name) != before[name])  # type: ignore[misc]
+    assert not keeping.done()
+    keeping.cancel()
+    await asyncio.gather(keeping, return_exceptions=True)
+
+
+async def test_a_restart_does_not_fail_for_the_death_of_another_one_that_is_about_to_come_back(crew: Crew) -> None:
+    crew._is_kept_up = True
+    await die(crew, "both-1")
+    await crew.start_again("both-0", PATIENCE_S)
+    assert crew._comebacks.waits("both-1")
+
+
+async def test_who_waits_for_one_that_stays_down_hears_why(crew: Crew) -> None:
+    crew._is_kept_up = True
+    for _ in range(MOST_DEATHS - 1):
+        crew._comebacks.died("both-0", 0.0, served_s=0.0)
+    crew._comebacks.started("both-0")
+    await crew._kill("both-0")
+    await crew.start(msgspec.structs.replace(crew.members["both-0"], arguments=(SICK,)))
+    with pytest.raises(Lost, match="both-0 died: RuntimeError: no memory"):
+        await crew.until_ready(["both-0"], PATIENCE_S)
 
 
 async def test_one_that_was_killed_on_purpose_stays_dead(crew: Crew) -> None:

@@ -105,7 +105,7 @@ async def die(crew: Crew, name: str) -> None:
 async def look(crew: Crew, now: float) -> None:
     crew.note_dead_routers(now)
     crew.raise_if_crashed()
-    await crew.revive_routers(now)
+    await asyncio.gather(*(crew.revive(name, now) for name in crew.members))
 
 
 async def let_router_1_wait(crew: Crew) -> None:
@@ -197,11 +197,12 @@ async def test_a_router_that_is_killed_on_purpose_while_another_one_is_started_s
 
     monkeypatch.setattr(Child, "start", held)
     crew.note_dead_routers(0.0)
-    reviving = asyncio.create_task(crew.revive_routers(0.0))
+    reviving = asyncio.create_task(crew.revive("router", 0.0))
     await asked.wait()
     await crew.kill("router-1")
     go_on.set()
     await reviving
+    await crew.revive("router-1", 0.0)
     assert [member.name for member in crew.running()] == ["router"]
 
 

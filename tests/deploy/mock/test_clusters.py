@@ -171,7 +171,7 @@ async def test_a_router_that_died_is_started_once_whoever_wants_it_to_run(
         os.kill(crew.pid("b"), signal.SIGKILL)
         await until(lambda: len(crew.running()) == 1)
         crew.note_dead_routers(0.0)
-        both = [crew.start_again("b", within_s=0.3), crew.revive_routers(1e9)]
+        both = [crew.start_again("b", within_s=0.3), crew.revive("b", 1e9)]
         await asyncio.gather(*(reversed(both) if revived_first else both), return_exceptions=True)
         assert sum(child.running for child in started) == len(crew.running()) == 2
     finally:
