@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from enum import Enum
 
@@ -10,15 +9,12 @@ from kvrelay.store.arena import Arena
 from kvrelay.store.client import StoreClient
 from kvrelay.types import PageFormat
 
-ATTACH_WAIT_S = 1.0
-"""A load waits so long for the first sight of another arena; attaching takes milliseconds."""
-
 
 class Absent(Enum):
     """Why there is no arena."""
 
     ATTACHING = "attaching"
-    """It may be there soon."""
+    """It may be there soon: a load waits for it as long as for pages."""
     AWAY = "away"
 
 
@@ -29,16 +25,10 @@ Find = Callable[[], Arena | Absent]
 class Arenas:
     """Attachments of one rank. Called from the forward thread."""
 
-    def __init__(
-        self,
-        own: StoreClient,
-        connect: Callable[[PageFormat], StoreClient],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, own: StoreClient, connect: Callable[[PageFormat], StoreClient]) -> None:
         """``connect`` starts a client for pages of another format."""
         self._own = own
         self._connect = connect
-        self._clock = clock
         self._others: dict[PageFormat, StoreClient] = {}
 
     def __repr__(self) -> str:
@@ -50,8 +40,7 @@ class Arenas:
         if client is self._own:
             arena = client.arena or Absent.AWAY
             return lambda: arena
-        until = self._clock() + ATTACH_WAIT_S
-        return lambda: client.arena or (Absent.ATTACHING if self._clock() < until else Absent.AWAY)
+        return lambda: client.arena or Absent.ATTACHING
 
     def client(self, format: PageFormat | None) -> StoreClient:
         """The link that slots of ``format``'s arena are spoken of on (None: the engine's own)."""

@@ -34,9 +34,9 @@ class LoadResult:
     format: PageFormat | None = None
     """Of the suspects' arena, where it is not the engine's own."""
     size_bytes: int = 0
-    """Of its pages, if all of them were loaded,"""
+    """Bytes of its pages when all were loaded, else 0."""
     moving_s: float = 0.0
-    """and how long they were copied, verified and written, without waits for them."""
+    """Seconds of copying, verifying and writing, without the waits for pages."""
 
 
 class Load:
@@ -160,14 +160,18 @@ class Load:
         return key[skip:].to(dtype), value[skip:].to(dtype), first + skip
 
     def result(self) -> LoadResult:
-        said = self.job.request_id, self._bad_blocks(), tuple(self.suspects), self.counts, self.job.format
-        if self.usable < len(self.job.pages):
-            return LoadResult(*said)
-        return LoadResult(*said, size_bytes=self._size_bytes, moving_s=self.moving_s)
+        is_whole = self.usable == len(self.job.pages)
+        return LoadResult(
+            self.job.request_id,
+            frozenset() if is_whole else self._bad_blocks(),
+            tuple(self.suspects),
+            self.counts,
+            self.job.format,
+            size_bytes=self._size_bytes if is_whole else 0,
+            moving_s=self.moving_s,
+        )
 
     def _bad_blocks(self) -> frozenset[int]:
-        if self.usable == len(self.job.pages):
-            return frozenset()
         size = self._layout.block_tokens
         first = max(self.job.begin, self.job.pages[self.usable].start) // size
         return frozenset(self.job.blocks[first : -(-self.job.end // size)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -29,6 +30,8 @@ class Order(NamedTuple):
     job: LoadJob
     find: Find
     epoch: int
+    until_s: float = math.inf
+    """When it is waited for no longer; counted from when the loader's thread had it first."""
 
 
 class Loader:
@@ -65,7 +68,7 @@ class Loader:
         with self._lock:
             self._pending[job.request_id] = job
             if self._dead:
-                self._done.append(self._crashed(job))
+                self._done.append(self._nothing(job, "load_crashed"))
             else:
                 self._todo.put(Order(job, find, epoch))
 
@@ -98,7 +101,9 @@ class Loader:
             with self._lock:
                 self._dead = True
                 reported = {result.request_id for result in self._done}
-                self._done += [self._crashed(job) for id, job in self._pending.items() if id not in reported]
+                self._done += [
+                    self._nothing(job, "load_crashed") for id, job in self._pending.items() if id not in reported
+                ]
             raise
 
     def _work(self) -> None:
@@ -126,7 +131,7 @@ class Loader:
                 return True
             if order is None:
                 return False
-            orders.append(order)
+            orders.append(order._replace(until_s=self._clock() + self._wait_s))
             rest_s = 0.0
 
     def _begin(self, order: Order, active: list[Load]) -> bool:
@@ -135,16 +140,16 @@ class Loader:
         try:
             arena = order.find()
             if job.request_id in self._cancelled:
-                self._refuse(job, {"load_cancelled": 1})
-            elif arena is Absent.ATTACHING:
+                self._report(self._nothing(job, "load_cancelled"))
+            elif arena is Absent.ATTACHING and self._clock() < order.until_s:
                 return False
-            elif arena is Absent.AWAY or arena.epoch != order.epoch:
-                self._refuse(job, {"load_wrong_epoch": 1})
+            elif isinstance(arena, Absent) or arena.epoch != order.epoch:
+                self._report(self._nothing(job, "load_wrong_epoch"))
             else:
                 active.append(Load(job, arena, self._layout, self._layers, self._heads, self._clock()))
         except Exception:  # border: as of a load in progress
             logger.exception("the load of %s cannot begin; the engine computes its prompt", job.request_id)
-            self._refuse(job, {"load_crashed": 1})
+            self._report(self._nothing(job, "load_crashed"))
         return True
 
     def _advance(self, load: Load) -> bool:
@@ -161,15 +166,10 @@ class Loader:
             load.give_up_from(0, "load_crashed")
             return True
 
-    def _refuse(self, job: LoadJob, counts: dict[str, int]) -> None:
-        self._report(LoadResult(job.request_id, self._all_blocks(job), (), counts))
-
-    def _crashed(self, job: LoadJob) -> LoadResult:
-        return LoadResult(job.request_id, self._all_blocks(job), (), {"load_crashed": 1})
-
-    def _all_blocks(self, job: LoadJob) -> frozenset[int]:
+    def _nothing(self, job: LoadJob, reason: str) -> LoadResult:
         size = self._layout.block_tokens
-        return frozenset(job.blocks[job.begin // size : -(-job.end // size)])
+        blocks = frozenset(job.blocks[job.begin // size : -(-job.end // size)])
+        return LoadResult(job.request_id, blocks, (), {reason: 1})
 
     def _report(self, result: LoadResult) -> None:
         with self._lock:

@@ -129,7 +129,8 @@ class WorkerHalf:
         if result.size_bytes >= MIN_RESTORED_BYTES:
             self._client.report({"restored_bytes": result.size_bytes, "restore_us": round(1e6 * result.moving_s)})
         if result.counts:
-            logger.info("load of %s: %s", result.request_id, result.counts)
+            level = logging.INFO if result.counts.keys() == {"load_cancelled"} else logging.WARNING
+            logger.log(level, "load of %s: %s; the engine computes the rest", result.request_id, result.counts)
             self._client.report(result.counts)
 
     def take_bad_blocks(self) -> set[int]:

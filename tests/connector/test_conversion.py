@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 import torch
 
-from kvrelay.connector.arenas import ATTACH_WAIT_S, Absent, Arenas
+from kvrelay.connector.arenas import Absent, Arenas
 from kvrelay.connector.heads import RankHeads
 from kvrelay.connector.layout import BlockLayout, token_slots
 from kvrelay.connector.loader import Loader
@@ -25,6 +25,7 @@ from tests.patience import wait_until
 
 TOKENS, PAGE = 70, 32
 TABLE = [3, 1]
+WAIT_S = 1.0
 TYPES = [torch.float32, torch.bfloat16]
 
 
@@ -125,25 +126,64 @@ def test_another_formats_arena_is_attached_once_and_closed_with_the_rest() -> No
     theirs.close()
 
 
+class Clock:
+    """Stands still unless it is told to go on, also between two looks of one thread."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 @pytest.fixture
-def loader() -> Iterator[Loader]:
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def loader(clock: Clock) -> Iterator[Loader]:
     cache = caches.empty_cache()
     mover = HostMover(BlockLayout(cache, caches.write_packed), lambda: None)
-    loader = Loader([cache], mover, RankHeads.of(0, 1, caches.HEADS), wait_s=1.0)
+    loader = Loader([cache], mover, RankHeads.of(0, 1, caches.HEADS), wait_s=WAIT_S, clock=clock)
     yield loader
     loader.close()
 
 
-def test_an_arena_that_cannot_be_attached_ends_the_load_and_not_the_loader(loader: Loader) -> None:
-    now = 0.0
-    away = Arenas(cast(StoreClient, Attached(None)), lambda page_format: cast(StoreClient, Attached(None)), lambda: now)
+def test_an_arena_that_cannot_be_attached_ends_the_load_and_not_the_loader(loader: Loader, clock: Clock) -> None:
+    away = Arenas(cast(StoreClient, Attached(None)), lambda page_format: cast(StoreClient, Attached(None)))
     job = LoadJob("r", TABLE, [PageCopy(0, 1, 0, PAGE)], 0, PAGE, format_of(torch.bfloat16))
-    find = away.of(job.format)
-    assert find() is Absent.ATTACHING
+    looks = []
+
+    def find() -> Arena | Absent:
+        looks.append(found := away.of(job.format)())
+        return found
+
     loader.start(job, find, 1)
-    now = ATTACH_WAIT_S
+    wait_until(lambda: len(looks) > 2)
+    assert loader.collect() == []
+    clock.now = WAIT_S
     result = result_of(loader)
     assert (result.counts, result.bad_blocks) == ({"load_wrong_epoch": 1}, frozenset(TABLE[:1]))
+
+
+def test_the_time_for_an_attachment_counts_from_the_first_look(
+    loader: Loader, clock: Clock, sender: tuple[Arena, list[PageCopy], torch.Tensor]
+) -> None:
+    arena, pages, _ = sender
+    client = Attached(None)
+    find = Arenas(cast(StoreClient, Attached(None)), lambda page_format: cast(StoreClient, client)).of(arena.format)
+    clock.now = 10 * WAIT_S  # the loader's thread had no core for so long
+    looks = []
+
+    def look() -> Arena | Absent:
+        looks.append(found := find())
+        return found
+
+    loader.start(LoadJob("r", TABLE, pages, 0, TOKENS, arena.format), look, arena.epoch)
+    wait_until(lambda: len(looks) > 2)
+    client.arena = arena
+    assert result_of(loader).counts == {}
 
 
 def test_a_load_whose_arena_is_being_attached_holds_up_no_other(

@@ -80,6 +80,13 @@ def test_a_look_without_a_wait_says_nothing_about_the_store(clock: Clock, grace:
     assert grace.wait(Answer(clock, GRACE_S / 2), GRACE_S) is not None
 
 
+def test_what_others_left_of_a_step_is_too_short_to_tell_of_the_store(clock: Clock, grace: Grace) -> None:
+    assert grace.wait(Answer(clock, GRACE_S * 0.9), GRACE_S) is not None
+    assert grace.wait(Answer(clock), GRACE_S) is None
+    grace.renew()
+    assert grace.wait(Answer(clock, GRACE_S * 0.9), GRACE_S) is not None
+
+
 class SilentClient(FakeClient):
     """A store that does not answer, and how long it was waited for."""
 
