@@ -12,7 +12,6 @@ from kvrelay.types import Codec, Role, Transport
 Port = Annotated[int, Meta(ge=0, le=65535)]
 """A TCP port; 0 takes a free one."""
 Seconds = Annotated[float, Meta(gt=0, le=86400)]
-"""0 means none."""
 Positive = Annotated[int, Meta(gt=0)]
 
 

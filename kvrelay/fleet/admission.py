@@ -94,9 +94,14 @@ class Admission:
                 return
             pick = self._chooser.begin(head.ask, ground, now, at_most)
             if pick is None:
-                if at_most == math.inf:
+                if self._door.has_outgrown(head):
                     yield self._door.outgrown(head, NOBODY)
-                return
+                    return
+                # Those who take it are not usable now: it waits for them, and holds up nobody who needs less.
+                at_most = ground.writing.most_below(head.ask.context_tokens)
+                if not at_most:
+                    return
+                continue
             verdict = self._door.turn(head, pick, alone=not self._flights, at_most=at_most, now=now)
             if isinstance(verdict, Held):
                 # Who waits for KV does not hold up those for whom there are workers that it cannot have.

@@ -164,9 +164,6 @@ class Brain:
         flight = self._flights[request_id]
         flight.timeline.mark_first("prefill_sent", now)
         flight.heard_s = now
-        for leg in flight.legs:
-            if leg.state is LegState.SENT:
-                leg.heard_s = now
 
     def prefill_finished(self, request_id: str, index: int, cached_tokens: int, now: float) -> list[Command]:
         """P answered."""

@@ -136,6 +136,10 @@ class Door:
             self._turn_away(msgspec.structs.replace(head, decision=pick.decision), verdict.kind, verdict.reason)
         return verdict
 
+    def has_outgrown(self, head: Waiting) -> bool:
+        """Whether no worker that is known, usable now or not, takes its prompt and answer."""
+        return head.ask.context_tokens > self._fleet.longest_context(head.ask.facts.model)
+
     def outgrown(self, head: Waiting, turned: Turned) -> Refuse:
         """The last worker that takes so long a prompt and its answer has left: nobody is to wait behind it."""
         self._turn_away(head, turned.kind, turned.reason)

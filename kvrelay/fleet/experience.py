@@ -135,13 +135,11 @@ class Experience:
     def errors(self) -> Iterator[tuple[str, Law, float]]:
         """``Fit.error`` of what is believed of each worker, by its laws; of who was seen often enough, of its own."""
         self.study()
-        known: dict[int, tuple[Fit, float]] = {}  # workers of which little is known share the laws of their kind
-        for worker in self._workers:
+        of_kind = {(kind, law): law.of(perf).error() for kind, perf in self._kinds.items() for law in Law}
+        for worker, (kind, perf) in self._workers.items():
             for law in Law:
-                fit = self._law(law, worker)
-                if id(fit) not in known:
-                    known[id(fit)] = fit, fit.error()
-                yield worker, law, known[id(fit)][1]
+                own = self._fading.like(worker, law) or law.of(perf)
+                yield worker, law, own.error() if own.seen >= OWN_AFTER else of_kind[kind, law]
 
     def guesses(self, reader: str, writer: str) -> tuple[str, ...]:
         """Items of which no time was seen yet from anybody like ``reader``, which computes a prompt, or ``writer``."""
@@ -156,19 +154,15 @@ class Experience:
         """What is believed of ``worker`` unless it has faded: the law of its kind, as many times as slow as it was."""
         kind, perf = self._workers[worker]
         own, of_kind = law.of(perf), law.of(self._kinds[kind])
-        return own.like(of_kind, self._factor(law, worker)) if own.seen >= OWN_AFTER else of_kind
-
-    def _factor(self, law: Law, worker: str) -> float:
-        kind, perf = self._workers[worker]
-        is_known = law.of(perf).seen >= OWN_AFTER
-        return self._likeness.factor(worker, law, law.of(self._kinds[kind])) if is_known else 1.0
+        return own.like(of_kind, self._likeness.factor(worker, law, of_kind)) if own.seen >= OWN_AFTER else of_kind
 
     def _own(self, law: Law, worker: str) -> Rates | None:
         """What is believed of ``worker`` in particular; None while it is what is believed of its kind."""
         like = self._fading.like(worker, law)
         if like is not None:
             return like.rates
-        return self._learned(law, worker).rates if self._factor(law, worker) != 1.0 else None
+        learned, kind = self._learned(law, worker).rates, self._workers[worker][0]
+        return learned if learned != law.of(self._kinds[kind]).rates else None
 
     def fade(self, now: float) -> None:
         """Time passed: whoever is believed slow and was not heard of for long is believed so no longer, until it is
@@ -253,10 +247,11 @@ class Experience:
 
     def _rewrite(self, law: Law, kind: str) -> None:
         """The law of ``kind`` has moved, and with it what is believed of all who are some times as slow."""
-        book = self._rates[law]
+        book, of_kind = self._rates[law], law.of(self._kinds[kind]).rates
         for worker, (its, _) in self._workers.items():
-            if its == kind and (book.has_own(worker) or self._own(law, worker) is not None):
-                self._write(law, worker)
+            own = self._own(law, worker) if its == kind else None
+            if own is not None or (its == kind and book.has_own(worker)):
+                book.write(worker, kind, of_kind=of_kind, own=own)
 
     def rates(self, law: Law, workers: tuple[str, ...]) -> Laws:
         """Of each of them. Raises KeyError for one that never joined."""

@@ -42,7 +42,7 @@ class Likeness:
         """``own`` is what was learned of ``worker`` so far. One that begins anew speaks of the same work."""
         before = self._shown.get((worker, law))
         work = own.pull if any(own.pull) or before is None else before.work
-        seconds = _sum(own.rates, work) * math.exp(own.news(SOON))
+        seconds = own.seconds(*work) * math.exp(own.news(SOON))
         self._shown[worker, law] = Shown(work, seconds, _chance(own))
 
     def factor(self, worker: str, law: Law, kind: Fit) -> float:
@@ -51,7 +51,7 @@ class Likeness:
         Chance is taken off the difference, so that one that is hardly more than chance counts for hardly anything.
         """
         shown = self._shown.get((worker, law))
-        like = _sum(kind.rates, shown.work) if shown is not None else 0.0
+        like = kind.seconds(*shown.work) if shown is not None else 0.0
         if shown is None or like <= 0.0:
             return 1.0
         off = math.log(shown.own / like)
@@ -67,9 +67,3 @@ class Likeness:
 def _chance(own: Fit) -> float:
     """How far the mean of what was seen may be off."""
     return max(LEAST_CHANCE, SURE_TIMES * own.chance() / math.sqrt(max(1, len(own.errors))))
-
-
-def _sum(rates: Rates, work: Rates) -> float:
-    if len(rates) == 3:  # as most laws have: a kind that learns asks it for each of hundreds of workers
-        return rates[0] * work[0] + rates[1] * work[1] + rates[2] * work[2]
-    return sum(rate * amount for rate, amount in zip(rates, work, strict=True))

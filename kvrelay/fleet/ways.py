@@ -25,7 +25,7 @@ PROBE_S = 30.0
 UNTRIED_S = 600.0
 """What was found so long ago, and nobody has tried since, is no news."""
 
-FAILURES_TO_OPEN = 3
+BREAKS_TO_OPEN = 3
 """Each sent after the one before had failed: a link that breaks with many pushes is one failure."""
 
 _NONE: frozenset[Way] = frozenset()
@@ -49,6 +49,18 @@ class Sent(NamedTuple):
     at_s: float
 
 
+class Finding(NamedTuple):
+    """What is known of one way over which nothing got through since a failure."""
+
+    breaker: Breaker
+    why: str
+    """What the store said of the last failure."""
+    tried_s: float
+    """When something was sent over it, or failed to get through, for the last time."""
+    failed_s: float
+    """When the last failure came that counts."""
+
+
 class Shut(NamedTuple):
     """Ways over which nothing may be sent, from one moment to another unless something changes."""
 
@@ -61,15 +73,10 @@ class Ways:
     """Of all pairs of stores, as one router hears of them."""
 
     def __init__(self) -> None:
-        self._breakers: dict[Way, Breaker] = {}
-        """Of ways over which nothing got through since a failure; all others are well."""
-        self._why: dict[Way, str] = {}
+        self._findings: dict[Way, Finding] = {}
+        """All other ways are well."""
         self._under_way: OrderedDict[str, Sent] = OrderedDict()
         """Transfers of which no end was heard; they may outlast their requests."""
-        self._tried_s: dict[Way, float] = {}
-        """When something was sent over each of these, or failed to get through, for the last time."""
-        self._failed_s: dict[Way, float] = {}
-        """When the last failure of each of these came that counts."""
         self._shut: Shut | None = None
         self.opened = 0
         """How often one was found broken that had been thought well."""
@@ -82,8 +89,8 @@ class Ways:
         """Ways that are broken."""
         return len(self._open())
 
-    def _open(self) -> list[tuple[Way, Breaker]]:
-        return [(way, breaker) for way, breaker in self._breakers.items() if breaker.state is not State.CLOSED]
+    def _open(self) -> list[tuple[Way, Finding]]:
+        return [(way, found) for way, found in self._findings.items() if found.breaker.state is not State.CLOSED]
 
     def broken(self) -> list[BrokenWay]:
         """Those that nothing is sent over, or a probe alone; not all where there are very many."""
@@ -91,39 +98,40 @@ class Ways:
             BrokenWay(
                 source=way[0],
                 target=way[1],
-                state=breaker.state.value,
-                failures=breaker.failures,
-                why=self._why[way],
+                state=found.breaker.state.value,
+                failures=found.breaker.failures,
+                why=found.why,
             )
-            for way, breaker in islice(self._open(), MAX_TOLD)
+            for way, found in islice(self._open(), MAX_TOLD)
         ]
 
     def is_broken(self, way: Way) -> bool:
         """Whether nothing got through since it was found broken, a probe that is due or not."""
-        return way in self._breakers and self._breakers[way].state is not State.CLOSED
+        return way in self._findings and self._findings[way].breaker.state is not State.CLOSED
 
     def allows(self, way: Way, now: float) -> bool:
         """Whether pages may be sent over it now."""
-        breaker = self._breakers.get(way)
-        return breaker is None or breaker.allows(now)
+        found = self._findings.get(way)
+        return found is None or found.breaker.allows(now)
 
     def shut(self, now: float) -> frozenset[Way]:
         """Those over which nothing may be sent now."""
-        if not self._breakers:
+        if not self._findings:
             return _NONE
         if self._shut is None or not self._shut.since_s <= now < self._shut.until_s:
             self._shut = self._look(now)
         return self._shut.ways
 
     def _look(self, now: float) -> Shut:
-        shut = [(way, breaker) for way, breaker in self._breakers.items() if not breaker.allows(now)]
+        breakers = ((way, found.breaker) for way, found in self._findings.items())
+        shut = [(way, breaker) for way, breaker in breakers if not breaker.allows(now)]
         dues_s = [breaker.opened_s + breaker.pause_s for _, breaker in shut if breaker.state is State.OPEN]
         return Shut(frozenset(way for way, _ in shut), now, min(dues_s, default=math.inf))
 
-    def _set(self, way: Way, breaker: Breaker) -> None:
-        before = self._breakers.get(way)
-        self._breakers[way] = breaker
-        if breaker.state is not State.CLOSED or (before is not None and before.state is not State.CLOSED):
+    def _set(self, way: Way, found: Finding) -> None:
+        was_broken = self.is_broken(way)
+        self._findings[way] = found
+        if was_broken or self.is_broken(way):
             self._shut = None
 
     def sent(self, transfer: str, way: Way, now: float) -> None:
@@ -133,9 +141,8 @@ class Ways:
         self._under_way[transfer] = Sent(way, now)
         if len(self._under_way) > MAX_UNDER_WAY:
             self._under_way.popitem(last=False)
-        if way in self._breakers:
-            self._set(way, self._breakers[way].sent(transfer))
-            self._tried_s[way] = now
+        if (found := self._findings.get(way)) is not None:
+            self._set(way, found._replace(breaker=found.breaker.sent(transfer), tried_s=now))
 
     def heard(self, event: TransferEvent, now: float) -> None:
         """A store told a milestone: verified bytes, or an end that was the way's fault, tell of the way."""
@@ -149,34 +156,36 @@ class Ways:
         elif event.stage is Stage.FAILED and event.unreachable:
             del self._under_way[event.transfer]
             self._failed(sent, event, now)
-        elif event.stage is Stage.FAILED and way in self._breakers:  # the other store may still say that it was the way
-            self._set(way, self._breakers[way].gave_up(event.transfer, now))
+        elif event.stage is Stage.FAILED and (found := self._findings.get(way)) is not None:
+            # The other store may still say that it was the way.
+            self._set(way, found._replace(breaker=found.breaker.gave_up(event.transfer, now)))
 
     def _failed(self, sent: Sent, event: TransferEvent, now: float) -> None:
-        """It counts unless it was on its way already when the last one failed that does."""
-        way, before = sent.way, self._breakers.get(sent.way)
-        if before is None and len(self._breakers) >= MAX_BREAKERS:
-            return
-        self._why[way], self._tried_s[way] = event.reason, now
-        if sent.at_s < self._failed_s.get(way, -math.inf):
-            return
-        self._failed_s[way] = now
-        after = (before or Breaker(failures_to_open=FAILURES_TO_OPEN)).failed(event.transfer, now)
-        self._set(way, after)
-        self.opened += after.state is State.OPEN and (before is None or before.state is State.CLOSED)
+        """It counts unless it was on its way already when the last one failed that does; the probe always counts."""
+        way, found = sent.way, self._findings.get(sent.way)
+        if found is None:
+            if len(self._findings) >= MAX_BREAKERS:
+                return
+            found = Finding(Breaker(failures_to_open=BREAKS_TO_OPEN), event.reason, now, -math.inf)
+        found = found._replace(why=event.reason, tried_s=now)
+        was_broken = self.is_broken(way)
+        if sent.at_s >= found.failed_s or event.transfer == found.breaker.probe:
+            found = found._replace(breaker=found.breaker.failed(event.transfer, now), failed_s=now)
+        self._set(way, found)
+        self.opened += self.is_broken(way) and not was_broken
 
     def expire(self, now: float) -> None:
         """Time passed: probes that nobody tells of, and findings that are old."""
-        for way, breaker in list(self._breakers.items()):
-            untried_s = now - self._tried_s[way]
+        for way, found in list(self._findings.items()):
+            untried_s, breaker = now - found.tried_s, found.breaker
             if untried_s > UNTRIED_S:
                 self._drop(way)
             elif breaker.state is State.PROBING and untried_s > PROBE_S:
-                self._set(way, breaker.gave_up(breaker.probe, now))
+                self._set(way, found._replace(breaker=breaker.gave_up(breaker.probe, now)))
 
     def forget(self, store: str) -> None:
         """It was restarted: whatever kept pages from it or in it is over, as far as anybody knows."""
-        for way in [way for way in self._breakers if store in way]:
+        for way in [way for way in self._findings if store in way]:
             self._drop(way)
         for transfer in [transfer for transfer, sent in self._under_way.items() if store in sent.way]:
             del self._under_way[transfer]
@@ -184,12 +193,9 @@ class Ways:
     def keep_only(self, stores: Iterable[str]) -> None:
         """Drop those of stores that nobody knows any more."""
         known = set(stores)
-        for way in [way for way in self._breakers if not known.issuperset(way)]:
+        for way in [way for way in self._findings if not known.issuperset(way)]:
             self._drop(way)
 
     def _drop(self, way: Way) -> None:
-        if self._breakers.pop(way, None) is not None:
+        if self._findings.pop(way, None) is not None:
             self._shut = None
-        self._failed_s.pop(way, None)
-        self._why.pop(way, None)
-        self._tried_s.pop(way, None)

@@ -181,6 +181,8 @@ def _is_sum_of_squares(matrix: Sequence[Sequence[float]]) -> bool:
 
 
 def _dot(rates: Sequence[float], amounts: Sequence[float]) -> float:
+    if len(rates) == len(amounts) == 3:  # as most laws have, and a choice asks hundreds of them
+        return rates[0] * amounts[0] + rates[1] * amounts[1] + rates[2] * amounts[2]
     return sum(rate * amount for rate, amount in zip(rates, amounts, strict=True))
 
 

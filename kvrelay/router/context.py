@@ -55,7 +55,7 @@ def demanded_tokens(request: ClientRequest, prompts: Prompts, context_tokens: in
     """What a decode worker is to take: the longest prompt, and of an answer what the client says; of a chat that does
     not say, one token. Where nobody takes all of it, the answer ends with the context, as it does at one worker."""
     longest = max(prompts.lengths)
-    if not prompts.ids:  # no token has less than a character: these are surely enough
+    if not prompts.ids:  # no token has less than a byte: these are surely enough
         longest = min(BYTES_PER_TOKEN * longest, context_tokens)
     room_tokens = request.room_tokens(longest, context_tokens, 1)
     return max(longest + room_tokens, request.max_tokens or 0)

@@ -210,9 +210,9 @@ class Exchange:
         reply = await self._decodes.open(f"{order.url}{self._request.kind.path}", body)
         if self._request.stream and reply.status == 200:
             return await self._stream(reply)
-        answer = await self._counted(await accepted(reply))
+        answer = without_transfer(await self._counted(await accepted(reply)))
         self._obey(self._brain.answered(self._id, self._clock()))
-        return WholeAnswer(without_transfer(answer))
+        return WholeAnswer(answer)
 
     async def _stream(self, reply: Reply) -> StreamedAnswer:
         blocks = reply.events()

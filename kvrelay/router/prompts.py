@@ -12,6 +12,7 @@ from kvrelay.fleet.chooser import MAX_SPLIT_PROMPTS
 from kvrelay.policy.patience import RENDER_TRIES
 from kvrelay.router.render import Rendered, Renderer, Trust
 from kvrelay.router.request import ClientRequest, Kind
+from kvrelay.router.strip import CONTENT
 from kvrelay.router.tokens import Tokens
 from kvrelay.types import WorkerInfo
 
@@ -32,7 +33,7 @@ _BILLING_HEADER = "x-anthropic-billing-header"
 """System messages that start so are cut by the engine."""
 OVER_LENGTH = "over_length"
 BYTES_PER_TOKEN = 4
-"""Rough guess for prompts that are not tokenised here; used for loads only."""
+"""Rough guess for prompts that are not tokenised here. No token has less than a byte: all bytes are surely enough."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ def may_fit(request: ClientRequest, context_tokens: int, tokens: Tokens) -> bool
 
 def _longest_first(request: ClientRequest, workers: Sequence[WorkerInfo]) -> Sequence[WorkerInfo]:
     """Who is to render it: any of them, unless it may be too long for some."""
-    # No token has less than a character.
+    # No token has less than a byte.
     most_tokens = BYTES_PER_TOKEN * sum(_guess_lengths(request)) + (request.max_tokens or 0)
     if most_tokens <= min(worker.engine.max_model_len for worker in workers):
         return workers
@@ -183,7 +184,7 @@ def _whole(request: ClientRequest, reason: str) -> Prompts:
 
 def _guess_lengths(request: ClientRequest) -> tuple[int, ...]:
     if request.kind is Kind.CHAT:
-        return (_guess_tokens(request.body["messages"]),)
+        return (sum(_guess_tokens(request.body[key]) for key in CONTENT & request.body.keys()),)
     source = request.body.get("prompt")
     if isinstance(source, list) and source and not isinstance(source[0], int):
         return tuple(map(_guess_tokens, source))
@@ -192,9 +193,10 @@ def _guess_lengths(request: ClientRequest) -> tuple[int, ...]:
 
 def _guess_tokens(source: object) -> int:
     if isinstance(source, str):
-        return 1 + len(source) // BYTES_PER_TOKEN
+        size_bytes = len(source) if source.isascii() else len(source.encode(errors="surrogatepass"))
+        return 1 + size_bytes // BYTES_PER_TOKEN
     if isinstance(source, dict):
-        return sum(map(_guess_tokens, source.values()))
+        return sum(map(_guess_tokens, (*source, *source.values())))
     if isinstance(source, list):
         return len(source) if source and isinstance(source[0], int) else sum(map(_guess_tokens, source))
     return 1

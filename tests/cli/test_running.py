@@ -7,9 +7,8 @@ import msgspec
 from kvrelay.cli.running import FleetHealth
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.health import examine
-from kvrelay.fleet.ways import FAILURES_TO_OPEN
-from kvrelay.policy.breaker import FAILURES_TO_OPEN as REFUSALS_TO_OPEN
-from kvrelay.policy.breaker import FIRST_PAUSE_S
+from kvrelay.fleet.ways import BREAKS_TO_OPEN
+from kvrelay.policy.breaker import FAILURES_TO_OPEN, FIRST_PAUSE_S
 from kvrelay.protocol.feed import TransferEvent
 from kvrelay.types import Role, Stage
 from tests.fleet.known import known_brain, member
@@ -21,7 +20,7 @@ def with_a_broken_way() -> Brain:
     """Two pairs of workers on a store each, of which one does not reach the other."""
     brain = known_brain([("p0", "s1"), ("p1", "s2")], [("d0", "s1"), ("d1", "s2")])
     ways = brain.fleet.ways
-    for number in range(FAILURES_TO_OPEN):
+    for number in range(BREAKS_TO_OPEN):
         ways.sent(f"t{number}", ("s1", "s2"), NOW_S)
         ways.heard(
             TransferEvent(store="s1", transfer=f"t{number}", stage=Stage.FAILED, reason="cut", unreachable=True), NOW_S
@@ -42,7 +41,7 @@ def test_a_broken_way_alone_is_told_once() -> None:
 def test_a_broken_way_does_not_hide_that_every_writer_fails() -> None:
     brain = with_a_broken_way()
     for worker in ("d0", "d1"):
-        for _ in range(REFUSALS_TO_OPEN):
+        for _ in range(FAILURES_TO_OPEN):
             brain.outcomes.breakers.failed(worker, "request", NOW_S)
     told = complaints(brain, NOW_S + FIRST_PAUSE_S)
     assert told[0].startswith("degraded: every worker that can write answers refused or failed 5 requests in a row")

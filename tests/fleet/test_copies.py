@@ -7,7 +7,7 @@ import pytest
 
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.flight import Ask, PullPages
-from kvrelay.fleet.ways import FAILURES_TO_OPEN
+from kvrelay.fleet.ways import BREAKS_TO_OPEN
 from kvrelay.fleet.workers import FORGET_S
 from kvrelay.identity import root_of
 from kvrelay.protocol.feed import TransferEvent
@@ -80,7 +80,7 @@ def test_what_was_spent_on_ways_of_stores_that_nobody_knows_any_more_is_forgotte
 
 
 def test_nothing_is_copied_over_a_way_that_is_shut(brain: Brain) -> None:
-    for number in range(FAILURES_TO_OPEN):
+    for number in range(BREAKS_TO_OPEN):
         brain.fleet.ways.sent(f"t{number}", ("near", "far"), 0.5)
         failed = TransferEvent(store="near", transfer=f"t{number}", stage=Stage.FAILED, unreachable=True)
         brain.transfer_event(failed, 0.5)

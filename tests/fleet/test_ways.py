@@ -8,7 +8,7 @@ import pytest
 
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.health import examine
-from kvrelay.fleet.ways import FAILURES_TO_OPEN, MAX_UNDER_WAY, PROBE_S, UNTRIED_S, Ways
+from kvrelay.fleet.ways import BREAKS_TO_OPEN, MAX_UNDER_WAY, PROBE_S, UNTRIED_S, Ways
 from kvrelay.policy.breaker import FIRST_PAUSE_S
 from kvrelay.policy.route import Path
 from kvrelay.protocol.feed import TransferEvent
@@ -23,7 +23,7 @@ def says(transfer: str, stage: Stage, *, by: str = "s1", unreachable: bool = Fal
     return TransferEvent(store=by, transfer=transfer, stage=stage, reason="no answer", unreachable=unreachable)
 
 
-def fail(ways: Ways, count: int = FAILURES_TO_OPEN, now: float = 0.0) -> None:
+def fail(ways: Ways, count: int = BREAKS_TO_OPEN, now: float = 0.0) -> None:
     for number in range(count):
         ways.sent(f"t{now}/{number}", WAY, now)
         ways.heard(says(f"t{now}/{number}", Stage.FAILED, unreachable=True), now)
@@ -31,7 +31,7 @@ def fail(ways: Ways, count: int = FAILURES_TO_OPEN, now: float = 0.0) -> None:
 
 def test_a_way_is_shut_after_some_failures_in_a_row_and_no_other_with_it() -> None:
     ways = Ways()
-    fail(ways, FAILURES_TO_OPEN - 1)
+    fail(ways, BREAKS_TO_OPEN - 1)
     assert (ways.allows(WAY, 0.0), len(ways)) == (True, 0)
     fail(ways, 1, now=0.5)
     assert (ways.allows(WAY, 0.5), ways.allows(("s2", "s1"), 0.5), ways.shut(0.5)) == (False, True, frozenset({WAY}))
@@ -41,16 +41,16 @@ def test_a_way_is_shut_after_some_failures_in_a_row_and_no_other_with_it() -> No
 @pytest.mark.parametrize(("stage", "by"), [(Stage.ARRIVED, "s2"), (Stage.SENT, "s1")])
 def test_pages_that_got_through_clear_it(stage: Stage, by: str) -> None:
     ways = Ways()
-    fail(ways, FAILURES_TO_OPEN - 1)
+    fail(ways, BREAKS_TO_OPEN - 1)
     ways.sent("good", WAY, 1.0)
     ways.heard(says("good", stage, by=by), 1.0)
-    fail(ways, FAILURES_TO_OPEN - 1, now=2.0)
+    fail(ways, BREAKS_TO_OPEN - 1, now=2.0)
     assert ways.allows(WAY, 2.0)
 
 
 def test_failures_that_are_not_the_ways_are_not_counted() -> None:
     ways = Ways()
-    for number in range(3 * FAILURES_TO_OPEN):
+    for number in range(3 * BREAKS_TO_OPEN):
         ways.sent(f"full{number}", WAY, 0.0)
         ways.heard(says(f"full{number}", Stage.FAILED, by="s2"), 0.0)
     assert ways.allows(WAY, 0.0)
@@ -58,7 +58,7 @@ def test_failures_that_are_not_the_ways_are_not_counted() -> None:
 
 def test_both_stores_may_tell_of_a_failure_and_it_counts_once() -> None:
     ways = Ways()
-    for number in range(FAILURES_TO_OPEN - 1):
+    for number in range(BREAKS_TO_OPEN - 1):
         ways.sent(f"t{number}", WAY, 0.0)
         ways.heard(says(f"t{number}", Stage.FAILED, by="s2"), 0.0)
         for _ in range(2):
@@ -78,7 +78,7 @@ def break_link(ways: Ways, pushes: int, sent_s: float, now: float) -> None:
 
 def test_a_link_that_breaks_with_many_pushes_is_one_failure() -> None:
     ways = Ways()
-    for number in range(FAILURES_TO_OPEN - 1):
+    for number in range(BREAKS_TO_OPEN - 1):
         break_link(ways, 20, sent_s=float(number), now=number + 0.5)
     assert ways.allows(WAY, 10.0)
     break_link(ways, 20, sent_s=10.0, now=10.5)
@@ -97,10 +97,10 @@ def test_late_failures_of_the_same_break_do_not_prolong_the_pause() -> None:
 
 def test_failures_of_a_former_life_do_not_count_against_a_store_that_started_again() -> None:
     ways = Ways()
-    for number in range(3 * FAILURES_TO_OPEN):
+    for number in range(3 * BREAKS_TO_OPEN):
         ways.sent(f"old{number}", WAY, 0.0)
     ways.forget("s2")
-    for number in range(3 * FAILURES_TO_OPEN):
+    for number in range(3 * BREAKS_TO_OPEN):
         ways.heard(says(f"old{number}", Stage.FAILED, unreachable=True), 0.0)
     assert (ways.allows(WAY, 0.0), ways.broken()) == (True, [])
 
@@ -164,10 +164,10 @@ def test_what_nobody_tried_for_long_a_restart_and_unknown_stores_are_forgotten(f
 
 def test_transfers_that_nobody_ends_are_forgotten_and_a_store_is_no_way_to_itself() -> None:
     ways = Ways()
-    for number in range(MAX_UNDER_WAY + FAILURES_TO_OPEN):
+    for number in range(MAX_UNDER_WAY + BREAKS_TO_OPEN):
         ways.sent(f"t{number}", WAY, 0.0)
         ways.sent(f"own{number}", ("s1", "s1"), 0.0)
-    for number in range(FAILURES_TO_OPEN):
+    for number in range(BREAKS_TO_OPEN):
         ways.heard(says(f"t{number}", Stage.FAILED, unreachable=True), 0.0)
         ways.heard(says(f"own{number}", Stage.FAILED, unreachable=True), 0.0)
     assert (len(ways), ways.shut(0.0)) == (0, frozenset())
@@ -178,7 +178,7 @@ def test_transfers_that_nobody_ends_are_forgotten_and_a_store_is_no_way_to_itsel
 
 def part(brain: Brain, now: float = 0.0) -> None:
     """Hand-offs over s1 > s2 fail until none is tried."""
-    for number in range(FAILURES_TO_OPEN):
+    for number in range(BREAKS_TO_OPEN):
         name = f"lost{now}/{number}"
         plan = begun(brain, ask(name, (number + 1, 300), now=now), now)
         assert plan.path is Path.REMOTE_PREFILL
@@ -203,7 +203,7 @@ def test_a_pair_that_is_cut_off_computes_where_it_answers_but_for_a_probe_now_an
 
 def test_another_pair_is_taken_where_there_is_one() -> None:
     brain = known_brain([("p0", "s1"), ("p1", "s3")], [("d0", "s2")])
-    for number in range(FAILURES_TO_OPEN):
+    for number in range(BREAKS_TO_OPEN):
         brain.fleet.ways.sent(f"t{number}", WAY, 0.0)
         brain.fleet.ways.heard(says(f"t{number}", Stage.FAILED, unreachable=True), 0.0)
     for number in range(4):
@@ -212,11 +212,11 @@ def test_another_pair_is_taken_where_there_is_one() -> None:
 
 def test_a_failure_that_is_told_after_its_request_counts() -> None:
     brain = known_brain([("p0", "s1")], [("d0", "s2")])
-    for now in range(FAILURES_TO_OPEN):
+    for now in range(BREAKS_TO_OPEN):
         transfer = begun(brain, ask(f"r{now}", (now + 1, 300), now=now), now).prefills[0].transfer
         brain.finish(f"r{now}", status=200, output_tokens=8, now=now + 0.1)
         brain.transfer_event(says(transfer, Stage.FAILED, unreachable=True), now + 0.2)
-    assert not brain.fleet.ways.allows(WAY, FAILURES_TO_OPEN - 0.8)
+    assert not brain.fleet.ways.allows(WAY, BREAKS_TO_OPEN - 0.8)
 
 
 def test_nothing_is_pulled_over_a_way_that_is_shut() -> None:

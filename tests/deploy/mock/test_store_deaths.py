@@ -14,7 +14,7 @@ from kvrelay.config import RouterConfig
 from kvrelay.deploy.mock.faults import Faults
 from kvrelay.deploy.tiny import TinyShape, make_tiny
 from kvrelay.fleet.index import store_key
-from kvrelay.fleet.ways import FAILURES_TO_OPEN
+from kvrelay.fleet.ways import BREAKS_TO_OPEN
 from kvrelay.protocol.engine import engine_key
 from tests.deploy.mock.test_mock_cluster import PREFILLS, Mocks, idle, mocked, prompt
 from tests.patience import PATIENCE_S, until
@@ -133,11 +133,11 @@ async def test_stores_that_do_not_reach_each_other_cost_a_few_hand_offs_and_not_
 ) -> None:
     mocks.node.site.members[D_STORE].suffer(Faults(apart=True))
     failed, local = 0, 0
-    for number in range(FAILURES_TO_OPEN + 5):
+    for number in range(BREAKS_TO_OPEN + 5):
         timeline = await mocks.ask(prompt(number))
         failed += timeline["path"] == "remote_prefill"
         local += timeline.get("local_reason") == "no_pair"
-    assert failed >= FAILURES_TO_OPEN
+    assert failed >= BREAKS_TO_OPEN
     assert local > 0
     health = await said(mocks)
     assert health["status"] == "degraded"
