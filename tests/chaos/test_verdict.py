@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvrelay.deploy.chaos.leaks import _held
+from kvrelay.deploy.chaos.leaks import _held, _samples
 from kvrelay.deploy.chaos.verdict import Seen, Tally, Verdict, judge
 
 WHOLE = "one two three"
@@ -72,20 +72,32 @@ def test_of_causes_that_differ_each_time_only_some_are_told() -> None:
 @pytest.mark.parametrize(
     ("line", "held"),
     [
-        ("kvrelay_in_flight 0.0", False),
-        ("kvrelay_in_flight 1.0", True),
-        ('kvrelay_decode_sequences{role="decode",worker="d"} 2.0', True),
-        ('kvrelay_store_count{count="leases_open",store="s"} 1.0', True),
-        ('kvrelay_store_count{count="pages_used",store="s"} 7.0', False),
-        ('kvrelay_store_count{count="slots_failed",store="s"} 1.0', True),
-        ('kvrelay_worker_count{count="kv_blocks_used",worker="d"} 3.0', True),
-        ('kvrelay_worker_count{count="handoffs_malformed",worker="d"} 3.0', False),
-        ('kvrelay_worker_ready{role="decode",worker="d"} 1.0', False),
-        ("# HELP kvrelay_in_flight Requests in flight.", False),
+        ("kvrelay_in_flight 0.0", []),
+        ("kvrelay_in_flight 1.0", ["kvrelay_in_flight{} 1"]),
+        (
+            'kvrelay_decode_sequences{role="decode",worker="d"} 2.0',
+            ["kvrelay_decode_sequences{'role': 'decode', 'worker': 'd'} 2"],
+        ),
+        (
+            'kvrelay_store_count{count="leases_open",store="s"} 1.0',
+            ["kvrelay_store_count{'count': 'leases_open', 'store': 's'} 1"],
+        ),
+        ('kvrelay_store_count{count="pages_used",store="s"} 7.0', []),
+        (
+            'kvrelay_store_count{count="slots_failed",store="s"} 1.0',
+            ["kvrelay_store_count{'count': 'slots_failed', 'store': 's'} 1"],
+        ),
+        (
+            'kvrelay_worker_count{count="kv_blocks_used",worker="d"} 3.0',
+            ["kvrelay_worker_count{'count': 'kv_blocks_used', 'worker': 'd'} 3"],
+        ),
+        ('kvrelay_worker_count{count="handoffs_malformed",worker="d"} 3.0', []),
+        ('kvrelay_worker_ready{role="decode",worker="d"} 1.0', []),
+        ("# HELP kvrelay_in_flight Requests in flight.", []),
     ],
 )
-def test_what_is_held_shows_in_gauges_that_are_zero_at_rest(line: str, held: bool) -> None:
-    assert list(_held(line)) == ([line] if held else [])
+def test_what_is_held_shows_in_gauges_that_are_zero_at_rest(line: str, held: list[str]) -> None:
+    assert list(_held(_samples(line))) == held
 
 
 def occupied(**counts: int) -> str:
@@ -94,8 +106,8 @@ def occupied(**counts: int) -> str:
 
 
 def test_slots_that_nobody_can_use_are_lost() -> None:
-    assert list(_held(occupied())) == []
-    assert list(_held(occupied(pages_used=3))) == ["s lost 2 slots"]
+    assert list(_held(_samples(occupied()))) == []
+    assert list(_held(_samples(occupied(pages_used=3)))) == ["s lost 2 slots"]
 
 
 def test_failures_whose_story_is_known_are_told_however_late_they_come() -> None:

@@ -7,9 +7,10 @@ import re
 from collections.abc import Iterator
 
 import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from kvrelay.errors import Lost
-from kvrelay.types import Value
 
 ZERO = ("kvrelay_in_flight", "kvrelay_waiting", "kvrelay_prefill_queued_tokens", "kvrelay_decode_sequences",
         "kvrelay_decode_kv_tokens")  # fmt: skip
@@ -22,49 +23,38 @@ ZERO_COUNTS = {
 READS = 8
 """Routers that share a port take connections in turn, as chance will have it: of two, one is overlooked once in 128."""
 _POLL_S = 0.2
-_LINE = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$")
 _COUNT = re.compile(r"^kvrelay_(store|worker)_count$")
-_LABEL = re.compile(r'(\w+)="([^"]*)"')
-
-
-class Sample(Value, frozen=True):
-    """One line of a router's metrics."""
-
-    name: str
-    labels: dict[str, str]
-    value: float
-    line: str
 
 
 async def held(http: aiohttp.ClientSession, url: str, within_s: float) -> list[str]:
-    """Metric lines that are not 0, and stay so for ``within_s``: a lease's time; and stores that lost slots."""
+    """Samples that are not 0, and stay so for ``within_s``: a lease's time; and stores that lost slots."""
     end_s = asyncio.get_running_loop().time() + within_s
     while True:
-        texts = [await _metrics(http, url) for _ in range(READS)]
-        lines = list(dict.fromkeys(line for text in texts for line in _held(text)))
-        if not lines or asyncio.get_running_loop().time() > end_s:
-            return lines
+        reads = [await _metrics(http, url) for _ in range(READS)]
+        told = list(dict.fromkeys(each for samples in reads for each in _held(samples)))
+        if not told or asyncio.get_running_loop().time() > end_s:
+            return told
         await asyncio.sleep(_POLL_S)
 
 
-async def _metrics(http: aiohttp.ClientSession, url: str) -> str:
+async def _metrics(http: aiohttp.ClientSession, url: str) -> list[Sample]:
     """On a connection of its own: the next one may get to another router."""
     try:
         async with http.get(f"{url}/metrics", headers={"connection": "close"}) as response:
-            return await response.text()
-    except (aiohttp.ClientError, TimeoutError) as error:
-        raise Lost(f"{url}/metrics does not answer ({error}): whether anything is held is not known") from error
+            return _samples(await response.text())
+    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+        raise Lost(f"{url}/metrics gives no metrics ({error}): whether anything is held is not known") from error
 
 
-def _held(text: str) -> Iterator[str]:
-    samples = [sample for line in text.splitlines() if (sample := _sample(line)) is not None]
-    yield from (sample.line for sample in samples if sample.value and _is_zero_at_rest(sample))
+def _samples(text: str) -> list[Sample]:
+    return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+
+
+def _held(samples: list[Sample]) -> Iterator[str]:
+    for sample in samples:
+        if sample.value and _is_zero_at_rest(sample):
+            yield f"{sample.name}{sample.labels} {sample.value:g}"
     yield from _lost_slots(samples)
-
-
-def _sample(line: str) -> Sample | None:
-    match = _LINE.match(line)
-    return match and Sample(match[1], dict(_LABEL.findall(match[2] or "")), float(match[3]), line)
 
 
 def _is_zero_at_rest(sample: Sample) -> bool:
