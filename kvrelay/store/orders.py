@@ -5,12 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvrelay.errors import Barred, KvrelayError, Overloaded, Refused
+from kvrelay.errors import KvrelayError, Overloaded, Refused
 from kvrelay.protocol.client import OpenTransfer
 from kvrelay.protocol.feed import PushOrder
 from kvrelay.store.keeper import Keeper
 from kvrelay.store.peers import Peers
-from kvrelay.types import Stage
 
 MAX_OPEN = 256
 """Pushes of orders at a time; more are refused."""
@@ -43,8 +42,7 @@ class Orders:
             self._begin(order, now)
         except KvrelayError as error:
             self._keeper.counts.add("push_orders_refused")
-            relay, is_barred = self._keeper.transfers.relay, isinstance(error, Barred)
-            relay(order.transfer, Stage.FAILED, str(error), 0, now, unreachable=is_barred)
+            self._keeper.transfers.not_opened(order.transfer, error, now)
 
     def _begin(self, order: PushOrder, now: float) -> None:
         shelf = self._keeper.room.shelves.get(order.format)

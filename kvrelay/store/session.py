@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from kvrelay.channel import Channel
-from kvrelay.errors import Barred, KvrelayError, Malformed, Overloaded, Refused
+from kvrelay.errors import KvrelayError, Malformed, Overloaded, Refused
 from kvrelay.protocol.client import (
     Acquire,
     Allocate,
@@ -28,7 +28,6 @@ from kvrelay.store.answers import Answers
 from kvrelay.store.keeper import Keeper
 from kvrelay.store.peers import Peers
 from kvrelay.store.shelf import Shelf
-from kvrelay.types import Stage
 
 MAX_GRANT = 1 << 16
 MAX_OWNER_LENGTH = 200
@@ -139,9 +138,8 @@ class Session:
         try:
             self._peers.open(self._writer, message, shelf, now)
         except KvrelayError as error:
-            # The request goes on without a hand-off: D computes the prompt. The routers learn why.
-            relay, is_barred = self._keeper.transfers.relay, isinstance(error, Barred)
-            relay(message.transfer, Stage.FAILED, str(error), 0, now, unreachable=is_barred)
+            # The request goes on without a hand-off: D computes the prompt.
+            self._keeper.transfers.not_opened(message.transfer, error, now)
 
     def _attached(self) -> Shelf:
         if self._shelf is None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from kvrelay.errors import Barred, KvrelayError
 from kvrelay.protocol.feed import TransferEvent
 from kvrelay.store.counts import Counts
 from kvrelay.store.page import Writer
@@ -117,7 +118,7 @@ class Transfers:
         return transfer
 
     def relay(self, id: str, stage: Stage, reason: str, tokens: int, now: float, *, unreachable: bool = False) -> None:
-        """Pass a worker's milestone on to the routers, or that a transfer could not be opened."""
+        """Pass a worker's milestone on to the routers. ``unreachable``: see ``fail``."""
         self.touch(id, now)
         transfer = self._transfers.get(id)
         if stage is Stage.FAILED and transfer is not None and transfer.is_open:
@@ -134,6 +135,10 @@ class Transfers:
                     unreachable=unreachable,
                 )
             )
+
+    def not_opened(self, id: str, error: KvrelayError, now: float) -> None:
+        """The routers learn why, and whether the way to the other store is at fault."""
+        self.relay(id, Stage.FAILED, str(error), 0, now, unreachable=isinstance(error, Barred))
 
     def touch(self, id: str | None, now: float) -> None:
         """There was news of a transfer."""
