@@ -22,6 +22,7 @@ from kvrelay.cli.terminal import console, reported
 from kvrelay.cli.ways import NO_PEER_YET, in_words, is_spared, is_used, ways_of
 from kvrelay.config import Config, RouterConfig
 from kvrelay.deploy import cores
+from kvrelay.deploy.architecture import Architecture
 from kvrelay.deploy.command import program
 from kvrelay.deploy.key import read_key
 from kvrelay.deploy.kv_room import require_room
@@ -210,9 +211,10 @@ def _model(config: Config) -> Finding:
         folder = model_path(config.model.path)
     except Misconfigured as error:
         return _finding("model", False, str(error) if config.model.path else f"not there; run: {program()} model fetch")
+    architecture = Architecture.read(folder)
     try:
-        require_ranks(folder, config.worker.tensor_parallel)
-        require_room(folder, config)
+        require_ranks(architecture, config.worker.tensor_parallel)
+        require_room(architecture, config)
     except Misconfigured as error:
         return _finding("model", False, str(error))
     return _finding("model", True, str(folder))

@@ -13,6 +13,7 @@ from kvrelay.channel import reachable
 from kvrelay.config import BLOCK_MULTIPLE, Config, ConnectorConfig
 from kvrelay.connector.engine import REPLAY
 from kvrelay.deploy import cores
+from kvrelay.deploy.architecture import Architecture
 from kvrelay.deploy.engine_guard import API_KEY_VARIABLE, EngineGuard
 from kvrelay.deploy.engine_main import CPUS_VARIABLE
 from kvrelay.deploy.event_relay import publish
@@ -59,7 +60,7 @@ class EngineSpec(Value, frozen=True, kw_only=True):
 def engine_spec(config: Config, model_path: Path, *, port: int, cpus: tuple[int, ...]) -> EngineSpec:
     """The engine that ``config`` describes, without a connector. Raises ``Misconfigured``."""
     worker = config.worker
-    require_ranks(model_path, worker.tensor_parallel)
+    require_ranks(Architecture.read(model_path), worker.tensor_parallel)
     return EngineSpec(
         model_path=model_path,
         served_name=config.model.name or model_path.name,

@@ -16,6 +16,7 @@ from types import TracebackType
 
 from kvrelay.config import Config
 from kvrelay.config_text import render
+from kvrelay.deploy.architecture import Architecture
 from kvrelay.deploy.crew import POLL_S, STOP_GRACE_S, Crew, OnProgress
 from kvrelay.deploy.folder_lock import FolderLock
 from kvrelay.deploy.key import new_key, read_key, write_secret
@@ -193,8 +194,9 @@ class LocalCluster:
             return None
         model = self._model or model_path(wanted, weights=not mock)
         if not mock:
-            require_ranks(model, self._wanted.worker.tensor_parallel)
-            require_room(model, self._wanted)
+            architecture = Architecture.read(model)
+            require_ranks(architecture, self._wanted.worker.tensor_parallel)
+            require_room(architecture, self._wanted)
         return model
 
     def _own_dir(self) -> Path:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from kvrelay.cli.doctor import Verdict, findings
 from kvrelay.config import ClusterConfig, Config, MockConfig, StoreConfig, WorkerConfig
 from kvrelay.config_text import parse
 from kvrelay.deploy import cores
+from kvrelay.deploy.architecture import Architecture
 from kvrelay.deploy.kv_room import require_room
 from kvrelay.deploy.startable import require_cluster, require_sound
 from kvrelay.deploy.tiny import TinyShape, make_tiny
@@ -81,7 +84,7 @@ def test_settings_of_mock_workers_that_nobody_asked_for_are_refused() -> None:
 
 
 def test_a_kv_cache_without_room_for_the_longest_request_is_refused_with_what_is_enough(tmp_path: Path) -> None:
-    model = make_tiny(tmp_path / "tiny", TinyShape())
+    model = Architecture.read(make_tiny(tmp_path / "tiny", TinyShape()))
     with pytest.raises(
         Misconfigured, match=r"worker\.kv_cache_bytes: 1 holds no request of .* give at least (\d+)"
     ) as it:
@@ -91,3 +94,24 @@ def test_a_kv_cache_without_room_for_the_longest_request_is_refused_with_what_is
     with pytest.raises(Misconfigured):
         require_room(model, Config(worker=WorkerConfig(kv_cache_bytes=enough - 1)))
     require_room(model, Config(worker=WorkerConfig(kv_cache_bytes=enough // 2, max_model_len=16)))
+
+
+EQUAL_LAYERS = Architecture(
+    name="m", num_hidden_layers=2, num_attention_heads=2, head_dim=4, max_position_embeddings=16
+)
+
+
+@pytest.mark.parametrize("layer_types", [None, ["full_attention", "full_attention"]])
+def test_layers_of_one_kind_need_room_whether_they_are_listed_or_not(layer_types: list[str] | None) -> None:
+    model = msgspec.structs.replace(EQUAL_LAYERS, layer_types=layer_types)
+    with pytest.raises(Misconfigured, match="give at least 1024, "):
+        require_room(model, Config(worker=WorkerConfig(kv_cache_bytes=1023)))
+
+
+@pytest.mark.parametrize(
+    "part",
+    [{"layer_types": ["full_attention", "sliding_attention"]}, {"sliding_window": 8}, {"kv_lora_rank": 4}],
+    ids=str,
+)
+def test_a_model_whose_layers_keep_unlike_parts_is_left_to_the_engine(part: dict[str, Any]) -> None:
+    require_room(msgspec.structs.replace(EQUAL_LAYERS, **part), Config(worker=WorkerConfig(kv_cache_bytes=1)))
