@@ -11,46 +11,30 @@ FIRST_PAUSE_S = 0.5
 
 
 class Comebacks:
-    """The deaths of all members of a cluster but replicas, and which of them wait for their new start."""
+    """The deaths of all members of a cluster but replicas, and which of them stay dead."""
 
     def __init__(self) -> None:
         self._deaths: dict[str, int] = {}
         """In a row, of each that was not well since."""
-        self._due_s: dict[str, float] = {}
         self._down: set[str] = set()
 
     def __repr__(self) -> str:
-        return f"<Comebacks, {len(self._due_s)} due, {len(self._down)} down>"
-
-    def waits(self, name: str) -> bool:
-        """Whether ``name`` is dead and will be started again."""
-        return name in self._due_s
+        return f"<Comebacks, {len(self._down)} down>"
 
     def is_down(self, name: str) -> bool:
         """Whether ``name`` died too often, and stays dead."""
         return name in self._down
 
-    def died(self, name: str, now: float, served_s: float) -> float | None:
+    def died(self, name: str, served_s: float) -> float | None:
         """``name`` is found dead after so long a time in which it served; how long it has to wait, in seconds, or None:
         it stays down."""
         deaths = self._deaths[name] = 1 if served_s >= WELL_S else self._deaths.get(name, 0) + 1
         if deaths >= MOST_DEATHS:
             self._down.add(name)
             return None
-        pause_s = 0.0 if deaths == 1 else FIRST_PAUSE_S * float(1 << (deaths - 2))
-        self._due_s[name] = now + pause_s
-        return pause_s
-
-    def is_due(self, name: str, now: float) -> bool:
-        """Whether the time of one that waits has come."""
-        return now >= self._due_s[name]
-
-    def started(self, name: str) -> None:
-        """It waits no longer."""
-        self._due_s.pop(name, None)
+        return 0.0 if deaths == 1 else FIRST_PAUSE_S * float(1 << (deaths - 2))
 
     def wanted(self, name: str) -> None:
         """Somebody started it, or killed it on purpose: what was before says nothing any more."""
-        self.started(name)
         self._down.discard(name)
         self._deaths.pop(name, None)

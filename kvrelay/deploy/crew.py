@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
@@ -46,6 +47,8 @@ class Crew:
         """Members that are meant to die."""
         self._is_kept_up = False
         """Who dies is to be started again."""
+        self._due_s: dict[str, float] = {}
+        """When each that died is to be started again, by name."""
         self._revivals = Revivals()
         """Of routers, where there are several."""
         self._comebacks = Comebacks()
@@ -57,7 +60,7 @@ class Crew:
         purpose."""
 
     def __repr__(self) -> str:
-        return f"<Crew of {len(self.members)}, {len(self.running())} running>"
+        return f"<Crew of {len(self.members)}, {len(self.running())} running, {len(self._due_s)} due>"
 
     def __len__(self) -> int:
         """Processes that were started."""
@@ -127,7 +130,7 @@ class Crew:
             self._settled(name)
 
     def _settled(self, name: str) -> None:
-        self._revivals.settled(name)
+        self._due_s.pop(name, None)
         self._comebacks.wanted(name)
 
     async def _kill(self, name: str) -> None:
@@ -167,44 +170,40 @@ class Crew:
         """Replicas that died are to be started again, unless none is left and they died too often; their death is no
         crash then. An only router is a member like any other."""
         if not self.routers() and not self._revivals.may_begin_anew(now):
-            self._revivals.give_up()
+            self._due_s = {name: due_s for name, due_s in self._due_s.items() if not self._is_replica(name)}
             return
-        for member in filter(self._is_replica, self._dead()):
-            if not self._revivals.waits(member.name):
-                served = self._followers[member.name].read().ready
-                pause_s = self._revivals.died(member.name, now, served=served)
-                self._tell_death(member.name, pause_s if self.routers() else 0.0)
+        for name in filter(self._is_replica, self._dead()):
+            if name not in self._due_s:
+                served = self._followers[name].read().ready
+                pause_s = self._revivals.died(name, now, served=served)
+                self._due_s[name] = now + pause_s
+                self._tell_death(name, pause_s if self.routers() else 0.0)
         if not self.routers():
-            self._revivals.hurry(now)
+            self._due_s.update(dict.fromkeys(filter(self._is_replica, self._due_s), now))
 
     async def revive(self, name: str, now: float) -> None:
         """Start ``name`` again, on its old ports, if it died and its time has come."""
-        if not self._is_due(name, now):
+        if not self._is_dead(name) or now < self._due_s.get(name, math.inf):
             return
         async with self._starts[name]:
             if self._is_dead(name):  # others may have done something meanwhile
-                if not self._is_replica(self.members[name]):
+                if not self._is_replica(name):
                     await self._children[name].kill()  # what it left behind may hold its ports
                 await self._try_start(self.members[name])
-            self._revivals.settled(name)
-            self._comebacks.started(name)
-
-    def _is_due(self, name: str, now: float) -> bool:
-        books = (self._revivals, self._comebacks)
-        return self._is_dead(name) and any(book.waits(name) and book.is_due(name, now) for book in books)
+            self._due_s.pop(name, None)
 
     async def _try_start(self, member: Member) -> None:
         """One that cannot be started is found dead once more at the next look, which says why."""
         with contextlib.suppress(Lost):
             await self.start(member)
 
-    def _is_replica(self, member: Member) -> bool:
-        routers = [each for each in self.members.values() if each.kind is Kind.ROUTER]
-        return len(routers) > 1 and member in routers
+    def _is_replica(self, name: str) -> bool:
+        routers = [each.name for each in self.members.values() if each.kind is Kind.ROUTER]
+        return len(routers) > 1 and name in routers
 
-    def _dead(self) -> list[Member]:
+    def _dead(self) -> list[str]:
         """Those that nobody killed on purpose."""
-        return [member for member in self.members.values() if self._is_dead(member.name)]
+        return [name for name in self.members if self._is_dead(name)]
 
     def _is_dead(self, name: str) -> bool:
         return not self._runs(name) and name not in self._doomed
@@ -223,11 +222,12 @@ class Crew:
         """Others that died, once all had come to serve, are to be started again: that is no crash."""
         self._note_serving(now)
         known = self._comebacks
-        dead = [member.name for member in self._dead() if not self._is_replica(member)]
-        noted = [name for name in dead if not known.waits(name) and not known.is_down(name)]
+        dead = [name for name in self._dead() if not self._is_replica(name)]
+        noted = [name for name in dead if name not in self._due_s and not known.is_down(name)]
         for name in noted:
-            pause_s = known.died(name, now, now - self._serving_since_s.get(name, now))
+            pause_s = known.died(name, now - self._serving_since_s.get(name, now))
             if pause_s is not None:
+                self._due_s[name] = now + pause_s
                 self._tell_death(name, pause_s)
         for name in filter(known.is_down, noted):  # last: whether the rest goes on depends on all of them
             self._tell_down(name)
@@ -264,7 +264,7 @@ class Crew:
         if self._comebacks.is_down(name):
             writers = (member.name for member in self.members.values() if member.writes)
             return self.members[name].kind is not Kind.ROUTER and not all(map(self._comebacks.is_down, writers))
-        return self._revivals.waits(name) or self._comebacks.waits(name)
+        return name in self._due_s
 
     async def until_ready(self, names: Iterable[str], within_s: float) -> None:
         """Raises ``Lost`` when one is not, or anybody died."""

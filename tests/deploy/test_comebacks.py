@@ -23,24 +23,23 @@ from tests.patience import PATIENCE_S, until
 
 def test_the_first_start_comes_at_once_and_the_pause_doubles_until_it_stays_down() -> None:
     comebacks = Comebacks()
-    pauses = [comebacks.died("a", 0.0, served_s=0.0) for _ in range(MOST_DEATHS)]
+    pauses = [comebacks.died("a", served_s=0.0) for _ in range(MOST_DEATHS)]
     assert pauses == [0.0, FIRST_PAUSE_S, 2 * FIRST_PAUSE_S, 4 * FIRST_PAUSE_S, None]
     assert (comebacks.is_down("a"), comebacks.is_down("b")) == (True, False)
 
 
 def test_one_that_was_well_in_between_comes_back_for_ever() -> None:
     comebacks = Comebacks()
-    assert [comebacks.died("a", 0.0, served_s=WELL_S) for _ in range(3 * MOST_DEATHS)] == [0.0] * 3 * MOST_DEATHS
+    assert [comebacks.died("a", served_s=WELL_S) for _ in range(3 * MOST_DEATHS)] == [0.0] * 3 * MOST_DEATHS
 
 
-def test_one_that_waits_is_due_after_its_pause_and_somebody_who_starts_it_clears_its_record() -> None:
+def test_somebody_who_starts_it_clears_its_record() -> None:
     comebacks = Comebacks()
-    for _ in range(2):
-        comebacks.died("a", 10.0, served_s=1.0)
-    assert (comebacks.is_due("a", 10.0), comebacks.is_due("a", 10.0 + FIRST_PAUSE_S)) == (False, True)
+    for _ in range(MOST_DEATHS):
+        comebacks.died("a", served_s=1.0)
     comebacks.wanted("a")
-    assert not comebacks.waits("a")
-    assert comebacks.died("a", 20.0, served_s=1.0) == 0.0
+    assert not comebacks.is_down("a")
+    assert comebacks.died("a", served_s=1.0) == 0.0
 
 
 # ---------------------------------------------------------------- with processes
@@ -81,6 +80,31 @@ async def look(crew: Crew, now: float) -> None:
     crew.note_dead_members(now)
     crew.raise_if_crashed()
     await asyncio.gather(*(crew.revive(name, now) for name in crew.members))
+
+
+async def test_one_that_waits_is_started_after_its_pause_and_not_before(crew: Crew) -> None:
+    await die(crew, "both-0")
+    await look(crew, 10.0)
+    await die(crew, "both-0")
+    for now, count in ((10.0, 3), (10.0 + 0.9 * FIRST_PAUSE_S, 3), (10.0 + FIRST_PAUSE_S, 4)):
+        await look(crew, now)
+        assert len(crew.running()) == count
+    assert not crew._due_s
+
+
+async def test_one_that_waits_and_is_started_by_somebody_waits_no_longer_and_has_a_clear_record(
+    crew: Crew, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        await die(crew, "both-0")
+        await look(crew, 10.0)
+    assert "both-0" in crew._due_s
+    await crew.start_again("both-0", PATIENCE_S)
+    assert not crew._due_s
+    await die(crew, "both-0")
+    caplog.clear()
+    await look(crew, 20.0)
+    assert "both-0 died (killed by SIGKILL) and is started again now" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["both-0", "store-0", "router"])
@@ -227,14 +251,13 @@ async def test_a_restart_does_not_fail_for_the_death_of_another_one_that_is_abou
     crew._is_kept_up = True
     await die(crew, "both-1")
     await crew.start_again("both-0", PATIENCE_S)
-    assert crew._comebacks.waits("both-1")
+    assert "both-1" in crew._due_s
 
 
 async def test_who_waits_for_one_that_stays_down_hears_why(crew: Crew) -> None:
     crew._is_kept_up = True
     for _ in range(MOST_DEATHS - 1):
-        crew._comebacks.died("both-0", 0.0, served_s=0.0)
-    crew._comebacks.started("both-0")
+        crew._comebacks.died("both-0", served_s=0.0)
     await crew._kill("both-0")
     await crew.start(msgspec.structs.replace(crew.members["both-0"], arguments=(SICK,)))
     with pytest.raises(Lost, match="both-0 died: RuntimeError: no memory"):

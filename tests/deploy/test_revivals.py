@@ -44,15 +44,6 @@ def test_the_first_death_in_a_while_is_followed_by_a_new_start_at_once() -> None
     assert revivals.died("b", WINDOW_S, served=True) == 0.0
 
 
-def test_one_that_waits_is_due_after_its_pause() -> None:
-    revivals = Revivals()
-    pause_s = revivals.died("a", 10.0, served=False)
-    assert not revivals.is_due("a", 10.0)
-    assert revivals.is_due("a", 10.0 + pause_s)
-    revivals.settled("a")
-    assert not revivals.waits("a")
-
-
 def test_when_none_serves_all_begin_anew_unless_they_died_too_often() -> None:
     revivals = Revivals()
     for _ in range(MOST_DEATHS):
@@ -60,8 +51,6 @@ def test_when_none_serves_all_begin_anew_unless_they_died_too_often() -> None:
         revivals.died("a", 0.0, served=True)
     assert not revivals.may_begin_anew(0.0)
     assert revivals.may_begin_anew(WINDOW_S)
-    revivals.give_up()
-    assert not revivals.waits("a")
 
 
 # ---------------------------------------------------------------- with processes
@@ -116,6 +105,20 @@ async def let_router_1_wait(crew: Crew) -> None:
     assert [member.name for member in crew.routers()] == ["router"]
 
 
+async def let_a_store_wait(crew: Crew) -> None:
+    await crew.start(Member(name="store-0", kind=Kind.STORE, arguments=()))
+    await die(crew, "store-0")
+    crew._due_s["store-0"] = LAST_PAUSE_S
+
+
+async def test_one_that_waits_is_started_after_its_pause_and_not_before(crew: Crew) -> None:
+    await let_router_1_wait(crew)
+    for now, count in ((0.9 * SERVED_PAUSE_S, 1), (SERVED_PAUSE_S, 2)):
+        await look(crew, now)
+        assert len(crew.routers()) == count
+    assert not crew._due_s
+
+
 async def test_a_router_that_dies_ever_again_ends_nothing_while_another_one_serves(crew: Crew) -> None:
     now = 0.0
     for _ in range(MOST_DEATHS + 2):
@@ -131,6 +134,26 @@ async def test_the_last_router_that_dies_while_another_one_waits_for_its_start_b
     await die(crew, "router")
     await look(crew, 0.0)
     assert len(crew.routers()) == 2
+
+
+async def test_the_last_router_that_dies_hurries_routers_alone(crew: Crew) -> None:
+    await let_a_store_wait(crew)
+    await let_router_1_wait(crew)
+    await die(crew, "router")
+    await look(crew, 0.0)
+    assert [member.name for member in crew.running()] == ["router", "router-1"]
+    assert crew._due_s == {"store-0": LAST_PAUSE_S}
+
+
+async def test_when_none_is_left_after_too_many_deaths_no_router_waits_any_more(crew: Crew) -> None:
+    await let_a_store_wait(crew)
+    await let_router_1_wait(crew)
+    for _ in range(MOST_DEATHS):
+        crew._revivals.died("router-1", 0.0, served=True)
+    await die(crew, "router")
+    with pytest.raises(Lost, match="router died"):
+        await look(crew, 0.0)
+    assert crew._due_s == {"store-0": LAST_PAUSE_S}
 
 
 async def test_routers_that_die_at_once_are_all_brought_back_until_it_happens_too_often(crew: Crew) -> None:
