@@ -114,8 +114,10 @@ def test_an_error_in_the_configuration_names_the_file_and_the_key(tmp_path: Path
     assert f"{file}: {text}" in result.stderr
 
 
-@pytest.mark.parametrize("toml", ["[tenants.silver]\n", "[router]\napi_keys = ['a:K', 'b:K']\n"])
-def test_up_refuses_what_a_router_would_in_one_line_and_leaves_no_run_directory(
+@pytest.mark.parametrize(
+    "toml", ["[tenants.silver]\n", "[router]\napi_keys = ['a:K', 'b:K']\n", "[worker]\nrole = 'prefill'\n"]
+)
+def test_up_refuses_what_a_router_or_a_cluster_would_in_one_line_and_leaves_no_run_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, toml: str
 ) -> None:
     run_dir = tmp_path / "run"

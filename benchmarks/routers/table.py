@@ -8,7 +8,7 @@ from typing import Any
 from kvrelay.types import Value
 
 _FLAT_MB = 5.0
-"""Growth over the second half of the requests that still counts as none."""
+"""Growth since the first measurement after half of the requests that still counts as none."""
 
 
 class Row(Value, frozen=True, kw_only=True):
@@ -113,9 +113,10 @@ def _memory(found: dict[str, Any]) -> Iterator[Row]:
     if ours is None:
         return
     requests = _at(found, "kvrelay-memory", "requests")
-    grown = ours[-1] - ours[len(ours) // 2]
+    steps, middle = len(ours) - 1, len(ours) // 2
+    grown, last = ours[-1] - ours[middle], requests * (steps - middle) // steps
     yield Row(
-        what=f"memory after {requests:,} distinct prefixes (last half: {grown:+.1f} MB)",
+        what=f"memory after {requests:,} distinct prefixes (last {last:,}: {grown:+.1f} MB)",
         ours=_number(ours[-1], " MB"),
         vllm=_number(vllm and vllm[-1], " MB"),
         target=f"<= 300 MB, flat within {_FLAT_MB:g}",

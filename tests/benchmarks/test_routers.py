@@ -136,6 +136,7 @@ def test_what_the_mocks_take_is_not_the_routers(ours_ms: float, met: bool) -> No
 def test_memory_has_to_be_flat_as_well_as_small(last: float, met: bool) -> None:
     found = {"kvrelay-memory": {"requests": 100_000, "rss_mb": [90.0, 120.0, 128.0, 129.0, 130.0, last]}}
     assert row(found, "memory").met is met
+    assert f"100,000 distinct prefixes (last 40,000: {last - 129.0:+.1f} MB)" in row(found, "memory").what
 
 
 def test_the_table_says_whose_core_was_full() -> None:

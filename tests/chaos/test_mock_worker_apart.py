@@ -79,9 +79,11 @@ async def beside(cluster: Cluster, folder: Path) -> AsyncIterator[MockNode]:
         Site(CONFIG, folder, cluster.tokens, stores=names.stores, routers=(cluster.control,), key=KEY), names.workers
     )
     running = asyncio.create_task(node.run(lambda _: None))
-    yield node
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
+    try:
+        yield node
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
 
 
 @asynccontextmanager
@@ -92,9 +94,11 @@ async def in_the_namespace(cluster: Cluster, model: Path, folder: Path) -> Async
     files = ("--model", str(model), "--key-file", str(folder / "key"), "--config", str(folder / "apart.toml"))
     python = (sys.executable, "-c", COMMAND, "kvrelay", "worker", "--name", NAME, "--", *words, *files)
     child = await asyncio.create_subprocess_exec("ip", "netns", "exec", SPACE, *python)
-    yield
-    child.kill()
-    await child.wait()
+    try:
+        yield
+    finally:
+        child.kill()
+        await child.wait()
 
 
 @pytest.fixture

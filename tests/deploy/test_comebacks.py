@@ -151,17 +151,21 @@ async def test_the_cluster_ends_when_no_worker_stays_up(crew: Crew) -> None:
         await sicken(crew, "both-1")
 
 
-async def test_the_cluster_ends_when_only_prefill_workers_stay_up(crew: Crew) -> None:
+async def with_prefill(crew: Crew) -> None:
+    """There is a prefill worker besides."""
     await crew.start(Member(name="prefill-0", kind=Kind.WORKER, arguments=(READY,), role=Role.PREFILL))
     await crew.until_ready(["prefill-0"], PATIENCE_S)
+
+
+async def test_the_cluster_ends_when_only_prefill_workers_stay_up(crew: Crew) -> None:
+    await with_prefill(crew)
     await sicken(crew, "both-0")
     with pytest.raises(Lost, match="no memory"):
         await sicken(crew, "both-1")
 
 
 async def test_the_cluster_goes_on_without_a_prefill_worker(crew: Crew) -> None:
-    await crew.start(Member(name="prefill-0", kind=Kind.WORKER, arguments=(READY,), role=Role.PREFILL))
-    await crew.until_ready(["prefill-0"], PATIENCE_S)
+    await with_prefill(crew)
     await sicken(crew, "prefill-0")
     assert len(crew.running()) == 4
 

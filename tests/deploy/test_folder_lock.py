@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,8 +11,8 @@ from kvrelay.config import Config, RouterConfig
 from kvrelay.deploy.folder_lock import FolderLock
 from kvrelay.deploy.local import LocalCluster
 from kvrelay.errors import Misconfigured
+from tests.deploy.owner import ENOUGH, Owner, start
 
-ENOUGH = "that is far enough"
 HOLDER = """
 import pathlib, sys, time
 from kvrelay.deploy.folder_lock import FolderLock
@@ -25,31 +22,14 @@ time.sleep(600)
 """
 
 
-def holder_of(path: Path) -> subprocess.Popen[str]:
-    process = subprocess.Popen([sys.executable, "-c", HOLDER, str(path)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "held\n"
-    return process
-
-
-def end(process: subprocess.Popen[str]) -> None:
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
+def holder_of(path: Path) -> Owner:
+    owner = Owner(HOLDER, path)
+    assert owner.said == "held"
+    return owner
 
 
 def contents(folder: Path) -> dict[str, str]:
     return {path.name: path.read_text() for path in folder.rglob("*") if path.is_file()}
-
-
-async def start(run_dir: Path) -> None:
-    """Start a cluster that goes as far as its run directory, and no further."""
-
-    def enough(_: Path) -> None:
-        raise Misconfigured(ENOUGH)
-
-    config = Config(router=RouterConfig(port=0, control_port=0))
-    async with LocalCluster(config, run_dir=run_dir, model=run_dir, on_run_dir=enough):
-        pytest.fail("it served")
 
 
 async def test_a_second_cluster_in_a_run_directory_is_refused_and_touches_nothing(tmp_path: Path) -> None:
@@ -60,20 +40,20 @@ async def test_a_second_cluster_in_a_run_directory_is_refused_and_touches_nothin
     try:
         before = contents(tmp_path)
         with pytest.raises(Misconfigured) as caught:
-            await start(tmp_path)
+            await start(tmp_path, tmp_path)
         assert str(caught.value) == (
             f"{tmp_path} is in use by process {first.pid}; stop it, or set KVRELAY_RUN_DIR to another folder"
         )
         assert contents(tmp_path) == before
     finally:
-        end(first)
+        first.kill()
 
 
 async def test_a_run_directory_is_free_again_after_its_cluster_ended_or_was_killed(tmp_path: Path) -> None:
-    end(holder_of(tmp_path / "cluster.lock"))
+    holder_of(tmp_path / "cluster.lock").kill()
     for _ in range(2):
         with pytest.raises(Misconfigured, match=ENOUGH):
-            await start(tmp_path)
+            await start(tmp_path, tmp_path)
         assert [path.name for path in tmp_path.iterdir()] == ["logs"]
 
 

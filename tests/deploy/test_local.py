@@ -155,10 +155,12 @@ async def test_a_store_and_an_only_router_that_are_killed_come_back(cluster: Loc
 async def supervised(cluster: LocalCluster) -> AsyncIterator[None]:
     """As under ``kvrelay up``, which goes on."""
     supervising = asyncio.create_task(cluster.wait())
-    yield
-    assert not supervising.done()
-    supervising.cancel()
-    await asyncio.gather(supervising, return_exceptions=True)
+    try:
+        yield
+        assert not supervising.done()
+    finally:
+        supervising.cancel()
+        await asyncio.gather(supervising, return_exceptions=True)
 
 
 async def is_back(cluster: LocalCluster, name: str, before: int) -> None:

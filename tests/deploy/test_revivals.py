@@ -21,7 +21,7 @@ from kvrelay.deploy.crew import Crew
 from kvrelay.deploy.members import Kind, Member, RunDir
 from kvrelay.deploy.process import Child
 from kvrelay.deploy.revivals import LAST_PAUSE_S, MOST_DEATHS, SERVED_PAUSE_S, WINDOW_S, Revivals
-from kvrelay.deploy.watch import STILL_LOOKS, RouterWatch
+from kvrelay.deploy.watch import MOST_MISSED, STARTING_LOOKS, STILL_LOOKS, RouterWatch
 from kvrelay.errors import Lost
 from kvrelay.protocol.operator import Ready
 from tests.patience import PATIENCE_S, until
@@ -238,19 +238,21 @@ async def looked(crew: Crew, looks: int) -> RouterWatch:
     return watching
 
 
-async def until_ended(crew: Crew) -> None:
-    """The watch looks until one is ended."""
-    watching = RouterWatch(crew, KEY)
+async def until_ended(crew: Crew) -> int:
+    """The watch looks until one is ended; how often."""
+    watching, looks = RouterWatch(crew, KEY), 0
     async with asyncio.timeout(PATIENCE_S):
         while len(crew.running()) == 2:
             await watching.look(crew.routers())
+            looks += 1
             await asyncio.sleep(0.1)
     await watching.close()
+    return looks
 
 
 async def test_a_router_that_was_asked_and_does_not_run_is_ended_and_started_again(crew: Crew) -> None:
     before = crew.pid("router-1")
-    await until_ended(crew)
+    assert await until_ended(crew) > STILL_LOOKS
     assert [member.name for member in crew.running()] == ["router"]
     await look(crew, 0.0)
     assert crew.pid("router-1") != before
@@ -281,7 +283,7 @@ async def test_a_busy_router_is_asked_for_longer_before_it_is_ended(
     assert len(crew.running()) == 2
     await watching.close()
     monkeypatch.setattr(channel, "HANDSHAKE_S", 0.3)
-    await until_ended(crew)
+    assert await until_ended(crew) > MOST_MISSED
     assert [member.name for member in crew.running()] == ["router"]
 
 
@@ -293,7 +295,7 @@ async def test_a_router_that_stops_before_it_is_ready_is_ended_later_than_one_th
     watching = await looked(crew, STILL_LOOKS + 2)
     assert len(crew.running()) == 2
     await watching.close()
-    await until_ended(crew)
+    assert await until_ended(crew) > STARTING_LOOKS
     assert [member.name for member in crew.running()] == ["router"]
 
 

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 
-from kvrelay.config import Config, RouterConfig
-from kvrelay.deploy.local import LocalCluster
 from kvrelay.deploy.scratch import Scratch, scratch
 from kvrelay.errors import Misconfigured
+from tests.deploy.owner import ENOUGH, Owner, start
 
 OWNER = """
 import sys, time
@@ -26,26 +21,20 @@ time.sleep(600)
 """
 
 
-def owner_below(parent: Path) -> tuple[subprocess.Popen[str], Path]:
-    process = subprocess.Popen([sys.executable, "-c", OWNER, str(parent)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    return process, Path(process.stdout.readline().strip())
-
-
-def end(process: subprocess.Popen[str]) -> None:
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
+def owner_below(parent: Path) -> tuple[Owner, Path]:
+    owner = Owner(OWNER, parent)
+    return owner, Path(owner.said)
 
 
 def test_the_next_start_removes_the_folder_of_a_killed_owner_and_none_of_a_living_one(tmp_path: Path) -> None:
     dead, left = owner_below(tmp_path)
     living, held = owner_below(tmp_path)
     assert left.exists(), "its owner lives"
-    end(dead)
+    dead.kill()
     with scratch("own-", str(tmp_path)):
         assert not left.exists()
         assert (held / "full").exists()
-    end(living)
+    living.kill()
 
 
 async def test_a_cluster_removes_its_own_folder_and_that_of_a_killed_one(
@@ -53,16 +42,10 @@ async def test_a_cluster_removes_its_own_folder_and_that_of_a_killed_one(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     dead, left = owner_below(tmp_path)
-    end(dead)
+    dead.kill()
     left.rename(tmp_path / "kvrelay-left")
-
-    def enough(_: Path) -> None:
-        raise Misconfigured("that is far enough")
-
-    config = Config(router=RouterConfig(port=0, control_port=0))
-    with pytest.raises(Misconfigured, match="far enough"):
-        async with LocalCluster(config, model=tmp_path, on_run_dir=enough):
-            pytest.fail("it served")
+    with pytest.raises(Misconfigured, match=ENOUGH):
+        await start(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 

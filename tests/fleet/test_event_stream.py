@@ -57,6 +57,7 @@ def test_a_gap_is_asked_about_at_its_first_event_from_the_last_good_one_on() -> 
     assert stream.wanted(5.0) == PagesWanted(after=10)
     stream.events(event(14), 5.1)
     assert stream.wanted(5.1) is None
+    assert stream.wanted(5.0 + REPAIR_S) == PagesWanted(after=10), "it is asked again as long as the gap is open"
     assert not stream.is_lost(5.0 + REPAIR_S)
     assert stream.is_lost(5.1 + REPAIR_S)
 

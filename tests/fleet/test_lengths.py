@@ -43,7 +43,7 @@ def register(
 
 def begin(brain: Brain, name: str, tokens: int, demanded: int = 0) -> Plan:
     """A prompt of ``tokens`` that is like no other, and an answer with which it has ``demanded`` tokens."""
-    asked = plain_ask(name, (hash(name) % 1000, tokens))
+    asked = plain_ask(name, (int(name[1:]), tokens))
     plan = begun(brain, replace(asked, context_tokens=max(demanded, tokens + 1)))
     for _ in plan.prefills:
         brain.prefill_sent(name, 0.0)

@@ -7,7 +7,7 @@ import pytest
 from kvrelay.errors import Harmful, Overloaded
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.flight import Condemn, Plan, Refuse, Rest, SendPrefill
-from kvrelay.policy.loss import DEADLY, LossReason
+from kvrelay.policy.loss import LossReason
 from kvrelay.types import Role
 from tests.fleet.known import ask, known_brain, member
 from tests.fleet.values import begun
@@ -46,7 +46,7 @@ def deaths(brain: Brain, name: str, reason: LossReason = LossReason.RESET, after
     return count
 
 
-@pytest.mark.parametrize("reason", sorted(DEADLY))
+@pytest.mark.parametrize("reason", [LossReason.RESET, LossReason.FAILED, LossReason.SILENT])
 def test_a_request_that_is_alone_takes_two_workers_and_no_more(reason: LossReason) -> None:
     brain = known_brain([], DECODES)
     begun(brain, ask("r0", (7, 200)))

@@ -46,9 +46,9 @@ class FakeVllm:
     renders: bool = True
     render_shift: int = 0
     render_status: int = 0
+    """Status of every rendering; 0: render properly."""
     transfer: object = None
     """What it tells of the hand-off in whole answers."""
-    """Status of every rendering; 0: render properly."""
     hold_render: asyncio.Event = field(default_factory=asyncio.Event)
     """Rendering waits for this."""
     hold: asyncio.Event = field(default_factory=asyncio.Event)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.breaking.stopped import stopped
+from kvrelay.store.client import StoreClient
 from kvrelay.types import Role
 from tests.patience import PATIENCE_S
 from tests.serving.conftest import Baseline
@@ -23,8 +24,8 @@ pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session"), pytes
 ROUNDS = 3
 AT_ONCE = 6
 HITS, PREFIX_TOKENS = 4, 1024
-EVENTS_S = 0.3
-"""So soon the router has heard what the last request left behind."""
+EVENTS_S = 3.0
+"""Longest wait for the router to hear of what a worker computed: a cache that was full has no more pages than before."""
 LONG_TOKENS = 2000
 FIRST_PAGES = 8
 """Of one step."""
@@ -85,23 +86,23 @@ async def test_a_prefill_worker_that_stops_in_its_push_costs_only_time(shaped: P
     victim, *others = (worker.name for worker in shaped.prefillers)
     with contextlib.ExitStack() as until_answered:
         async with shaped.without(*others):
-            asking = asyncio.create_task(ask(shaped, "/v1/completions", body))
-            saved = await until_saved(shaped, FIRST_PAGES)
-            until_answered.enter_context(stopped(shaped.cluster.pid(victim)))
-        assert saved < LONG_TOKENS // PAGE_TOKENS, "P was through before it was stopped"
+            with shaped.store("store-0") as store:
+                before = store.describe()["pages_put"]
+                asking = asyncio.create_task(ask(shaped, "/v1/completions", body))
+                await until_saved(store, before + FIRST_PAGES)
+                until_answered.enter_context(stopped(shaped.cluster.pid(victim)))
+                saved = store.describe()["pages_put"] - before
+            assert saved < LONG_TOKENS // PAGE_TOKENS, "P was through before it was stopped"
         assert written(await asking) == written(expected)
     await shaped.until_ready(victim)
     await shaped.assert_at_rest()
 
 
-async def until_saved(probe: Probe, pages: int) -> int:
-    """Return once so many pages more are in P's store; how many."""
-    with probe.store("store-0") as store:
-        before = store.describe()["pages_put"]
-        async with asyncio.timeout(PATIENCE_S):
-            while (saved := store.describe()["pages_put"] - before) < pages:
-                await asyncio.sleep(0.005)
-    return saved
+async def until_saved(store: StoreClient, pages: int) -> None:
+    """Return once so many pages were put into P's store, all in all."""
+    async with asyncio.timeout(PATIENCE_S):
+        while store.describe()["pages_put"] < pages:
+            await asyncio.sleep(0.005)
 
 
 async def test_a_hit_goes_to_the_prefill_worker_that_alone_has_it(shaped: Probe) -> None:
@@ -110,8 +111,9 @@ async def test_a_hit_goes_to_the_prefill_worker_that_alone_has_it(shaped: Probe)
         pytest.skip("there is no other to go to")
     rng = random.Random(25)
     for _ in range(HITS):
-        prefix = ids(rng, PREFIX_TOKENS)
+        prefix, before = ids(rng, PREFIX_TOKENS), await pages_told(shaped)
         holder = await computed_by(shaped, prefix + ids(rng, 40))
+        await until_told(shaped, holder, before[holder] + PREFIX_TOKENS // PAGE_TOKENS)
         await restart_stores(shaped)
         assert await computed_by(shaped, prefix + ids(rng, 40)) == holder
     await shaped.assert_at_rest()
@@ -122,5 +124,18 @@ async def computed_by(probe: Probe, prompt: list[int]) -> str:
     async with probe.http.post(f"{probe.cluster.url}/v1/completions", json=completion(prompt, 4)) as response:
         assert response.status == 200, await response.text()
         name = response.headers["x-request-id"]
-    await asyncio.sleep(EVENTS_S)
     return str((await probe.report(name))["prefill_worker"])
+
+
+async def pages_told(probe: Probe) -> dict[str, float]:
+    """How many pages the router has heard of, by prefill worker."""
+    values = await probe.metrics(probe.cluster.url)
+    return {each.name: values[f"kvrelay_worker_pages{{worker={each.name}}}"] for each in probe.prefillers}
+
+
+async def until_told(probe: Probe, worker: str, pages: float) -> None:
+    """Return once the router has heard of so many pages of ``worker``, or ``EVENTS_S`` have passed."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(EVENTS_S):
+            while (await pages_told(probe))[worker] < pages:
+                await asyncio.sleep(0.02)

@@ -363,6 +363,18 @@ class Dying:
         self.path.close()
 
 
+async def push_whole(ends: Ends, *, batches: int) -> None:
+    """Push so many of the largest batches; all of it arrives, undamaged and once."""
+    numbers = range(batches * RAW_BATCH_BYTES // BIG.page_bytes)
+    for number in numbers:
+        ends.p.put(number, 32, format=BIG)
+    ends.p.push("t", numbers, 32 * len(numbers), ends.d, BIG)
+    await until(lambda: all(ends.d.read(number) == payload(number, 32, BIG) for number in numbers))
+    await ends.settled()
+    assert ends.d.keeper.counts["transfers_arrived"] == 1
+    assert ends.d.keeper.counts["checksum_failures"] == 0
+
+
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("kind", KINDS[1:])
 async def test_a_path_that_dies_in_the_middle_is_replaced_by_the_next_one(
@@ -371,14 +383,7 @@ async def test_a_path_that_dies_in_the_middle_is_replaced_by_the_next_one(
     monkeypatch.setattr("kvrelay.store.paths.choice.RETRY_S", 3600.0)
     async with ends_of(tmp_path, kind) as ends:
         ends.replace(lambda path: Dying(path, after=after))
-        numbers = range(2 * RAW_BATCH_BYTES // BIG.page_bytes)
-        for number in numbers:
-            ends.p.put(number, 32, format=BIG)
-        ends.p.push("t", numbers, 32 * len(numbers), ends.d, BIG)
-        await until(lambda: all(ends.d.read(number) == payload(number, 32, BIG) for number in numbers))
-        await ends.settled()
-        assert ends.d.keeper.counts["transfers_arrived"] == 1
-        assert ends.d.keeper.counts["checksum_failures"] == 0
+        await push_whole(ends, batches=2)
         (report,) = ends.p.link(ends.d).reports
         assert (report.rank, report.problem) == (0, "planted")
 
@@ -439,15 +444,8 @@ async def test_a_path_that_really_breaks_in_the_middle_is_replaced_by_the_next_o
             return wrapped[-1]
 
         ends.replace(wrap)
-        numbers = range(3 * RAW_BATCH_BYTES // BIG.page_bytes)
-        for number in numbers:
-            ends.p.put(number, 32, format=BIG)
-        ends.p.push("t", numbers, 32 * len(numbers), ends.d, BIG)
-        await until(lambda: all(ends.d.read(number) == payload(number, 32, BIG) for number in numbers))
-        await ends.settled()
+        await push_whole(ends, batches=3)
         assert wrapped[0].batches >= 2
-        assert ends.d.keeper.counts["transfers_arrived"] == 1
-        assert ends.d.keeper.counts["checksum_failures"] == 0
         (report,) = ends.p.link(ends.d).reports
         assert (report.rank, bool(report.problem)) == (0, True)
 

@@ -207,6 +207,17 @@ class Asked:
     async def ended(self) -> None:
         await asyncio.gather(*self.running)
 
+    async def equal(self, baseline: Baseline) -> None:
+        """Each of the answers, which ended, is what an undisturbed engine writes."""
+        expected = await at_most(4, (partial(baseline.ask, route, body) for route, body in self.bodies))
+        for kind, answer, whole in zip(KINDS, self.answers, expected, strict=True):
+            assert answer.last == "data: [DONE]", kind
+            said = {index: (answer.texts[index], answer.finishes[index]) for index in answer.texts}
+            assert said == expected_of(whole), kind
+            if kind == "log probabilities":
+                listed = whole["choices"][0]["logprobs"]
+                assert answer.logprobs == list(zip(listed["tokens"], listed["text_offset"], strict=True))
+
 
 async def every_kind_underway(probe: Breakable, baseline: Baseline, first: int) -> Asked:
     """Requests of all kinds, written at once: the first grammar of an engine takes longer than short answers."""
@@ -216,6 +227,7 @@ async def every_kind_underway(probe: Breakable, baseline: Baseline, first: int) 
         if await asked.all_begun():
             return asked
         await asked.ended()
+        await asked.equal(baseline)
     pytest.fail("answers ended before others began, each time: nothing was left to lose")
 
 
@@ -229,15 +241,7 @@ async def test_requests_of_every_kind_go_on_as_they_would_have(
     with probe.stopped(victim):
         await asked.ended()
         after = await probe.resumed()
-    expected = await at_most(4, (partial(tiny_baseline.ask, route, body) for route, body in asked.bodies))
-    for kind, answer, whole in zip(KINDS, asked.answers, expected, strict=True):
-        assert answer.last == "data: [DONE]", kind
-        assert {index: (answer.texts[index], answer.finishes[index]) for index in answer.texts} == expected_of(whole), (
-            kind
-        )
-        if kind == "log probabilities":
-            listed = whole["choices"][0]["logprobs"]
-            assert answer.logprobs == list(zip(listed["tokens"], listed["text_offset"], strict=True))
+    await asked.equal(tiny_baseline)
     assert after[0] - before[0] >= len(KINDS) // 4
     assert after[1] == before[1] == 0
     await probe.until_ready(victim)

@@ -26,6 +26,8 @@ CLIENTS = 2
 QUESTIONS = 5
 ANSWER_TOKENS = 500
 """So long that a worker that is seen to write an answer still does when it is drained."""
+DEADLINE_S = 0.5
+"""Of the command: a prefill worker has no stream that could move then, and what it has ends all the same."""
 PAUSE_S = 1.0
 """Between two requests of a client: an engine that starts needs the processor, too."""
 
@@ -67,7 +69,8 @@ class Clients:
 async def drain(probe: Breakable, name: str) -> None:
     """As an operator does it."""
     controls = [word for control in probe.cluster.controls for word in ("--router", control)]
-    command = [sys.executable, "-m", "kvrelay", "drain", name, "--key-file", str(probe.cluster.run.key), *controls]
+    options = ["--key-file", str(probe.cluster.run.key), "--deadline-s", str(DEADLINE_S), *controls]
+    command = [sys.executable, "-m", "kvrelay", "drain", name, *options]
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     said, _ = await process.communicate()
     assert process.returncode == 0, said.decode()
