@@ -95,11 +95,9 @@ def _count_names(node: ast.AST) -> Iterator[str]:
             yield _text(name)
         case ast.Call(func=ast.Attribute(attr="report" | "_report"), args=[ast.Dict() as counts]):
             yield from _keys(counts)
-        case ast.Call(func=ast.Attribute(attr="give_up_from"), args=[_, reason]):
+        case ast.Call(func=ast.Attribute(attr="give_up_from" | "_nothing"), args=[_, reason]):
             yield _text(reason)
         case ast.Call(func=ast.Name(id="LoadResult"), args=[*_, ast.Dict() as counts]):
-            yield from _keys(counts)
-        case ast.Call(func=ast.Attribute(attr="_refuse"), args=[_, ast.Dict() as counts]):
             yield from _keys(counts)
         case ast.FunctionDef(name="gauges" | "describe" | "_links"):
             yield from (key for each in ast.walk(node) if isinstance(each, ast.Dict) for key in _keys(each))

@@ -25,7 +25,7 @@ ROUNDS = 3
 AT_ONCE = 6
 HITS, PREFIX_TOKENS = 4, 1024
 EVENTS_S = 3.0
-"""Longest wait for the router to hear of what a worker computed: a cache that was full has no more pages than before."""
+"""Longest wait for the router to hear of what a worker computed: a full cache gets no more pages."""
 LONG_TOKENS = 2000
 FIRST_PAGES = 8
 """Of one step."""

@@ -98,4 +98,5 @@ async def test_the_only_request_outlives_a_partition_that_was_there_before_it(
         await asyncio.sleep(AWAY_S)
     (await asking).assert_whole(right)
     await probe.until_ready(probe.wires.cut_off)
+    await whole_again(probe, seed=600 + list(PARTITIONS).index(parties))
     await probe.assert_at_rest()

@@ -12,6 +12,7 @@ import pytest
 from tests.patience import PATIENCE_S
 from tests.serving.conftest import Baseline
 from tests.serving.losses.breakable import Breakable
+from tests.serving.losses.whole import whole_again
 from tests.serving.probe import prompt_tokens
 from tests.serving.test_equality import ask, written
 from tests.serving.tiny import BLOCK_TOKENS, at_most, completion, ids
@@ -59,4 +60,5 @@ async def test_a_store_that_dies_while_its_pages_are_read_fails_no_request(
         await probe.cluster.restart(victim)
         over.set()
     assert all(task.result() > 0 for task in clients)
+    await whole_again(probe, seed=500 + int(victim[-1]))
     await probe.assert_at_rest()
