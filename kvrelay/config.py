@@ -61,7 +61,7 @@ class RouterConfig(Section, frozen=True, kw_only=True):
         bool,
         Meta(
             description="Pair workers whose KV differs in type alone (float32, bfloat16), when no like pair is there; "
-            "the reader converts, and answers are near those of one worker, not equal."
+            "the decode worker converts, and answers are near those of one worker, not equal."
         ),
     ] = False
     transfer_wait_s: Annotated[

@@ -262,8 +262,8 @@ class Crew:
 
     def _is_excused(self, name: str) -> bool:
         if self._comebacks.is_down(name):
-            writers = (member.name for member in self.members.values() if member.writes)
-            return self.members[name].kind is not Kind.ROUTER and not all(map(self._comebacks.is_down, writers))
+            decodes = (member.name for member in self.members.values() if member.writes)
+            return self.members[name].kind is not Kind.ROUTER and not all(map(self._comebacks.is_down, decodes))
         return name in self._due_s
 
     async def until_ready(self, names: Iterable[str], within_s: float) -> None:

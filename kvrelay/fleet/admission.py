@@ -64,7 +64,7 @@ class Admission:
         room = self._door.waiting.of(ask.facts.model)
         if (head := room.head()) is None or not self._door.waits_for_kv(head):
             return None
-        own = ground.writing.least_taking(ask.context_tokens)
+        own = ground.decode_columns.least_taking(ask.context_tokens)
         if head.ask.context_tokens <= own or room.head(own) is not None:
             return None
         pick = self._chooser.begin(ask, ground, now, own)
@@ -90,7 +90,7 @@ class Admission:
         at_most = math.inf
         while (head := self._door.waiting.of(model).head(at_most)) is not None:
             ground = self._chooser.ground(model, now)
-            if not ground.writers:
+            if not ground.decode_workers:
                 return
             pick = self._chooser.begin(head.ask, ground, now, at_most)
             if pick is None:
@@ -98,14 +98,14 @@ class Admission:
                     yield self._door.outgrown(head, NOBODY)
                     return
                 # Those who take it are not usable now: it waits for them, and holds up nobody who needs less.
-                at_most = ground.writing.most_below(head.ask.context_tokens)
+                at_most = ground.decode_columns.most_below(head.ask.context_tokens)
                 if not at_most:
                     return
                 continue
             verdict = self._door.turn(head, pick, alone=not self._flights, at_most=at_most, now=now)
             if isinstance(verdict, Held):
                 # Who waits for KV does not hold up those for whom there are workers that it cannot have.
-                at_most = ground.writing.most_below(head.ask.context_tokens)
+                at_most = ground.decode_columns.most_below(head.ask.context_tokens)
                 if not at_most or self._door.has_kv(pick):
                     return
                 continue

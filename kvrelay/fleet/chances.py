@@ -42,8 +42,10 @@ class Chances:
             and now - member.heard_s <= lease_s
         ]
         return cls(
-            engines={worker.name: worker.engine for worker in (*ground.writers, *(member.info for member in soon))},
-            ready=frozenset(worker.name for worker in ground.writers),
+            engines={
+                worker.name: worker.engine for worker in (*ground.decode_workers, *(member.info for member in soon))
+            },
+            ready=frozenset(worker.name for worker in ground.decode_workers),
             soon=frozenset(member.info.name for member in soon),
             cut=frozenset(member.info.name for member in soon if member.cut),
         )

@@ -20,7 +20,7 @@ from kvrelay.fleet.rates import Law
 from kvrelay.fleet.reach import PlaceOffers, Reach, Sight
 from kvrelay.fleet.together import Together, TogetherOffers
 from kvrelay.fleet.workers import Fleet, Handoff
-from kvrelay.policy.cost import Hints, Prompt, Readers, Ways, Writers
+from kvrelay.policy.cost import DecodeColumns, Hints, PrefillColumns, Prompt, Ways
 from kvrelay.policy.perf import Rates, prefill_seconds
 from kvrelay.policy.route import choose
 from kvrelay.types import PromptNames, Role, WorkerInfo
@@ -32,11 +32,11 @@ MAX_SPLIT_PROMPTS = 64
 class Open(NamedTuple):
     """Positions of workers that a choice may fall on."""
 
-    readers: Sequence[int]
-    writers: Sequence[int]
+    prefills: Sequence[int]
+    decodes: Sequence[int]
     """For a prompt that another worker computes."""
     computing: Sequence[int]
-    """Writers that may compute it themselves."""
+    """Decode workers that may compute it themselves."""
 
 
 class Chooser:
@@ -85,17 +85,17 @@ class Chooser:
         tokens = facts.prompt_tokens[longest] if split else sum(facts.prompt_tokens)
         prompt = self._prompt(ask, tokens)
         # Who is probed computes the prompt too: a P would have D asked only when it is done.
-        probed = [at for at, is_open in enumerate(self._breakers.are_open(ground.writing.names)) if is_open]
-        readers = ground.reading.taking(tokens + 1) if split else ()  # P writes a token
-        writers = ground.writing.taking(ask.context_tokens, at_most)
+        probed = [at for at, is_open in enumerate(self._breakers.are_open(ground.decode_columns.names)) if is_open]
+        prefills = ground.prefill_columns.taking(tokens + 1) if split else ()  # P writes a token
+        decodes = ground.decode_columns.taking(ask.context_tokens, at_most)
         # Of several prompts some would be local and some not; until hand-offs are known, roles decide.
         own = self._local_prefill and self._experience.knows_handoffs and len(facts.prompt_tokens) == 1
         open_to = Open(
-            readers=readers,
-            writers=[at for at in writers if at not in probed],
-            computing=writers
+            prefills=prefills,
+            decodes=[at for at in decodes if at not in probed],
+            computing=decodes
             if own or not split
-            else [at for at in sorted({*ground.alone_but_for(readers), *probed}) if at in writers],
+            else [at for at in sorted({*ground.alone_but_for(prefills), *probed}) if at in decodes],
         )
         may_wait = len(facts.prompt_tokens) == 1 or split
         pick = self._choose(prompt, names, ground, open_to, now, may_wait=may_wait)
@@ -111,8 +111,8 @@ class Chooser:
         """
         ground = self._grounds.of(ask.facts.model, now)
         open_to = Open(
-            readers=_others(ground.reading, {*leg.tried, shun}, leg.prompt_tokens + 1),
-            writers=[at for at, name in enumerate(ground.writing.names) if name == decode.name],
+            prefills=_others(ground.prefill_columns, {*leg.tried, shun}, leg.prompt_tokens + 1),
+            decodes=[at for at, name in enumerate(ground.decode_columns.names) if name == decode.name],
             computing=(),
         )
         prompt = self._prompt(ask, leg.prompt_tokens)
@@ -121,7 +121,7 @@ class Chooser:
     def decode(self, ask: Ask, tried: Collection[str], now: float) -> Pick | None:
         """The best D that was not tried yet, when the first one failed."""
         ground = self._grounds.of(ask.facts.model, now)
-        open_to = Open(readers=(), writers=(), computing=_others(ground.writing, tried, ask.context_tokens))
+        open_to = Open(prefills=(), decodes=(), computing=_others(ground.decode_columns, tried, ask.context_tokens))
         return self._choose_for_all(ask, ground, open_to, now, may_wait=False)
 
     def resume(self, ask: Ask, tried: Collection[str], now: float) -> Pick | None:
@@ -130,9 +130,9 @@ class Chooser:
         Several choices share nearly all of their prompts, so that one D computes them.
         """
         ground = self._grounds.of(ask.facts.model, now)
-        single, writers = len(ask.facts.prompt_tokens) == 1, _others(ground.writing, tried, ask.context_tokens)
-        readers = _others(ground.reading, tried, ask.facts.prompt_tokens[0] + 1) if single else ()
-        open_to = Open(readers=readers, writers=writers, computing=writers)
+        single, decodes = len(ask.facts.prompt_tokens) == 1, _others(ground.decode_columns, tried, ask.context_tokens)
+        prefills = _others(ground.prefill_columns, tried, ask.facts.prompt_tokens[0] + 1) if single else ()
+        open_to = Open(prefills=prefills, decodes=decodes, computing=decodes)
         return self._choose_for_all(ask, ground, open_to, now, may_wait=single)
 
     def _choose_for_all(self, ask: Ask, ground: Ground, open_to: Open, now: float, *, may_wait: bool) -> Pick | None:
@@ -164,14 +164,14 @@ class Chooser:
         """``names``: of the prompt; of several that are computed ``together``, those of the longest."""
         depths = self._holdings.depths(names)
         sight = self._reach.look(names, depths, now, may_wait=may_wait)
-        readers = self._readers(ground.reading, sight, prompt, now, together)
-        own_readers = self._readers(ground.writing, sight, prompt, now, together)
-        writers = self._writers(ground.writing, own_readers, open_to.computing, prompt)
-        decision = choose(prompt, readers, writers, self._ways(ground, open_to, depths))
+        prefills = self._prefills(ground.prefill_columns, sight, prompt, now, together)
+        own_prefills = self._prefills(ground.decode_columns, sight, prompt, now, together)
+        decodes = self._decodes(ground.decode_columns, own_prefills, open_to.computing, prompt)
+        decision = choose(prompt, prefills, decodes, self._ways(ground, open_to, depths))
         if decision is None:
             return None
-        decode = next(worker for worker in ground.writers if worker.name == decision.chosen.decode)
-        prefill = next((worker for worker in ground.readers if worker.name == decision.chosen.prefill), None)
+        decode = next(worker for worker in ground.decode_workers if worker.name == decision.chosen.decode)
+        prefill = next((worker for worker in ground.prefill_workers if worker.name == decision.chosen.prefill), None)
         handoff = self._fleet.pair(prefill, decode, now) if prefill is not None else None
         guesses = self._experience.guesses((prefill or decode).name, decode.name)
         return Pick(
@@ -195,15 +195,15 @@ class Chooser:
         """Why ``decode`` computes the request's prompts itself, as a word for a metric label."""
         if reason := self.why_whole(ask):
             return reason
-        at = ground.writers.index(decode)
+        at = ground.decode_workers.index(decode)
         if at not in ground.alone:
             if self._breakers.are_open([decode.name])[0]:
                 return "probe"
-            readers = ground.reading.taking(max(ask.facts.prompt_tokens) + 1)
-            return "long_prompt" if at in ground.alone_but_for(readers) else "cheaper"
+            prefills = ground.prefill_columns.taking(max(ask.facts.prompt_tokens) + 1)
+            return "long_prompt" if at in ground.alone_but_for(prefills) else "cheaper"
         if decode.role is Role.DECODE:
-            return "no_pair" if ground.readers else "no_prefill"
-        return "no_pair" if any(not worker.role.decodes for worker in ground.readers) else "colocated"
+            return "no_pair" if ground.prefill_workers else "no_prefill"
+        return "no_pair" if any(not worker.role.decodes for worker in ground.prefill_workers) else "colocated"
 
     # ------------------------------------------------------------ columns
 
@@ -214,11 +214,13 @@ class Chooser:
             return self._reach.offers(place, sight, tokens, now)
         return TogetherOffers(self._reach.offers(place, sight, together.first_tokens, now), together.at_hand(place))
 
-    def _readers(self, place: Place, sight: Sight, prompt: Prompt, now: float, together: Together | None) -> Readers:
+    def _prefills(
+        self, place: Place, sight: Sight, prompt: Prompt, now: float, together: Together | None
+    ) -> PrefillColumns:
         names, offers = place.names, self._offers(place, sight, prompt.tokens, now, together)
         rates, hints = self._experience.rates(Law.PREFILL, names), offers.hints()
         queue_s, passed = self._queues(place, rates, hints, prompt.tokens, now)
-        return Readers(
+        return PrefillColumns(
             names=names,
             rates=rates,
             queue_s=queue_s,
@@ -246,12 +248,14 @@ class Chooser:
             queues_s[at] = loads.wait_s(name, now, own_s) + loads.held_s(name, own_s)
         return queues_s, passed
 
-    def _writers(self, place: Place, readers: Readers, computes: Sequence[int], prompt: Prompt) -> Writers:
+    def _decodes(
+        self, place: Place, prefills: PrefillColumns, computes: Sequence[int], prompt: Prompt
+    ) -> DecodeColumns:
         loads, names = self._loads, place.names
         answers = self._experience.rates(Law.ANSWER, names)
         running = [loads.running.get(name, 0) for name in names]
-        return Writers(
-            readers=msgspec.structs.replace(readers, rates=readers.rates.beside(answers)),
+        return DecodeColumns(
+            as_prefills=msgspec.structs.replace(prefills, rates=prefills.rates.beside(answers)),
             step_rates=self._experience.rates(Law.STEP, names),
             answer_s=answers.starts(),
             sequences=[loads.sequences.get(name, 0) for name in names],
@@ -267,22 +271,24 @@ class Chooser:
         )
 
     def _ways(self, ground: Ground, open_to: Open, depths: Depths) -> Ways:
-        links, reading, writing = self._loads.links, ground.reading, ground.writing
+        links, p_columns, d_columns = self._loads.links, ground.prefill_columns, ground.decode_columns
         tables = links.tables
         return Ways(
-            readers=open_to.readers,
-            writers=open_to.writers,
+            prefills=open_to.prefills,
+            decodes=open_to.decodes,
             allowed=ground.pairs,
-            sources=reading.stores,
-            targets=writing.stores,
+            sources=p_columns.stores,
+            targets=d_columns.stores,
             latency_s=tables.latency_s,
             s_per_byte=tables.s_per_byte,
             in_flight_bytes=tables.in_flight_bytes,
             least_s=[
                 min(least_s, tables.latency_s[row][row]) if near else least_s
-                for row, near, least_s in zip(reading.stores, ground.near, links.leasts_s(reading.stores), strict=True)
+                for row, near, least_s in zip(
+                    p_columns.stores, ground.near, links.leasts_s(p_columns.stores), strict=True
+                )
             ],
-            stored_tokens=stored_tokens(reading, writing, depths),
+            stored_tokens=stored_tokens(p_columns, d_columns, depths),
         )
 
 

@@ -56,11 +56,11 @@ class Door:
 
     def check(self, ask: Ask, ground: Ground, *, in_flight: int, own: int, now: float) -> Accepted | Turned:
         """Whether anybody may come in at all; ``own``: those in flight that are its tenant's."""
-        back_in_s = 0.0 if ground.writers else self._back_in_s(ask.facts.model, now)
+        back_in_s = 0.0 if ground.decode_workers else self._back_in_s(ask.facts.model, now)
         return admit(
             in_flight=in_flight,
             own=own if self._limits.shared else 0,
-            decoders=len(ground.writers),
+            decoders=len(ground.decode_workers),
             back_in_s=back_in_s,
             limit=self._limits.in_flight,
         )
@@ -101,7 +101,7 @@ class Door:
         ahead_s = waiting.ahead_s(ask, pick.prefill_s) if waiting else 0.0
         return msgspec.structs.replace(
             self._prospect(ask, pick, alone=alone and not waiting, now=now),
-            ahead_s=ahead_s / (len(ground.readers) or len(ground.writers)),
+            ahead_s=ahead_s / (len(ground.prefill_workers) or len(ground.decode_workers)),
             room=self.has_room(pick, alone=alone, now=now),
             overtakes=self._overtakes(pick, waiting),
         )
@@ -114,7 +114,7 @@ class Door:
             ttft_s=chosen.ttft_s,
             queued_s=sum(items.get(wait, 0.0) for wait in WAITS),
             tpot_s=chosen.tpot_s,
-            sure=self._experience.prefill(pick.reader.name).seen >= SURE_AFTER,
+            sure=self._experience.prefill(pick.computed_on.name).seen >= SURE_AFTER,
             alone=alone,
         )
 
@@ -156,7 +156,7 @@ class Door:
         """Much shorter than those that wait are on average, and no more than a crumb of the KV that they may be waiting
         for."""
         head = waiting.head()
-        if head is None or not pick.reader.engine.lets_pass or MUCH_LONGER * pick.prefill_s > waiting.mean_s:
+        if head is None or not pick.computed_on.engine.lets_pass or MUCH_LONGER * pick.prefill_s > waiting.mean_s:
             return False
         return self._overtaking.allows(head.request_id, pick.kv_tokens, self._kv_tokens(pick))
 
@@ -174,7 +174,7 @@ class Door:
         return self._limits.kv_share * pick.decode.engine.kv_tokens
 
     def _is_short(self, pick: Pick, now: float) -> bool:
-        name, own_s = pick.reader.name, pick.prefill_s if pick.reader.engine.lets_pass else math.inf
+        name, own_s = pick.computed_on.name, pick.prefill_s if pick.computed_on.engine.lets_pass else math.inf
         queued_s = self._loads.wait_s(name, now, own_s)
         return self._loads.prompts(name) < ALWAYS_QUEUED or queued_s <= self._limits.queue_s
 

@@ -120,5 +120,5 @@ class Drains:
 
 def _is_unfetched(leg: PromptLeg, worker: str) -> bool:
     """Whether ``worker`` has computed the prompt and its pages are still on their way: without it they would not come,
-    for its node's store gives a transfer up whose writer is gone."""
+    for its node's store gives a transfer up whose prefill worker is gone."""
     return leg.worker == worker and leg.state is LegState.FINISHED and not leg.transfer_over

@@ -141,9 +141,10 @@ class Experience:
                 own = self._fading.like(worker, law) or law.of(perf)
                 yield worker, law, own.error() if own.seen >= OWN_AFTER else of_kind[kind, law]
 
-    def guesses(self, reader: str, writer: str) -> tuple[str, ...]:
-        """Items of which no time was seen yet from anybody like ``reader``, which computes a prompt, or ``writer``."""
-        laws = ((Item.PREFILL, self.prefill(reader)), (Item.ANSWER, self.answer(writer)), ("tpot", self.step(writer)))
+    def guesses(self, prefill: str, decode: str) -> tuple[str, ...]:
+        """Items of a cost for which nothing was measured yet on workers like ``prefill``, which computes the prompt, or
+        like ``decode``."""
+        laws = ((Item.PREFILL, self.prefill(prefill)), (Item.ANSWER, self.answer(decode)), ("tpot", self.step(decode)))
         return tuple(name for name, law in laws if not law.seen)
 
     def _law(self, law: Law, worker: str) -> Fit:

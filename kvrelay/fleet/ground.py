@@ -87,26 +87,28 @@ class Place:
 
 @dataclass(frozen=True)
 class Ground:
-    """Readers are workers that prefill, writers those that decode; a worker of both roles is in both."""
+    """The prefill workers and the decode workers of one model; a worker of both roles is in both."""
 
-    readers: tuple[WorkerInfo, ...]
-    writers: tuple[WorkerInfo, ...]
+    prefill_workers: tuple[WorkerInfo, ...]
+    decode_workers: tuple[WorkerInfo, ...]
     pairs: tuple[tuple[bool, ...], ...]
-    """``[reader][writer]``: can hand over."""
+    """``[prefill][decode]``: whether that prefill worker can hand over to that decode worker."""
     alone: tuple[int, ...]
-    """Positions of writers to which no reader can."""
+    """Positions of the decode workers to which no prefill worker can hand over."""
     near: tuple[bool, ...]
-    """Of each reader: whether a writer shares its store."""
-    reading: Place
-    writing: Place
+    """For each prefill worker: whether a decode worker shares its store."""
+    prefill_columns: Place
+    decode_columns: Place
     namings: Mapping[PageName, Fingerprint]
     """One worker's fingerprint for each root, of those that most workers share."""
 
-    def alone_but_for(self, readers: Sequence[int]) -> Sequence[int]:
-        """Positions of writers to which none of ``readers`` can hand over."""
-        if len(readers) == len(self.readers):
+    def alone_but_for(self, prefills: Sequence[int]) -> Sequence[int]:
+        """Positions of the decode workers to which none of the prefill workers at ``prefills`` can hand over."""
+        if len(prefills) == len(self.prefill_workers):
             return self.alone
-        return [at for at in range(len(self.writers)) if not any(self.pairs[reader][at] for reader in readers)]
+        return [
+            at for at in range(len(self.decode_workers)) if not any(self.pairs[prefill][at] for prefill in prefills)
+        ]
 
 
 class Seen(NamedTuple):
@@ -158,13 +160,13 @@ class Grounds:
         return ground
 
     def _survey(self, workers: Sequence[WorkerInfo], now: float) -> Ground:
-        readers = tuple(worker for worker in workers if worker.role.prefills)
-        writers = tuple(worker for worker in workers if worker.role.decodes)
-        ways = [[self._fleet.pair(reader, writer, now) for writer in writers] for reader in readers]
+        prefill_workers = tuple(worker for worker in workers if worker.role.prefills)
+        decode_workers = tuple(worker for worker in workers if worker.role.decodes)
+        ways = [[self._fleet.pair(prefill, decode, now) for decode in decode_workers] for prefill in prefill_workers]
         understood = [
             any(isinstance(way, Handoff) and not way.converts for way in each) for each in zip(*ways, strict=True)
         ]
-        # Who converts is asked only for a writer that understands nobody without.
+        # Who converts is asked only for a decode worker that understands nobody without.
         pairs = tuple(
             tuple(
                 isinstance(way, Handoff) and not (way.converts and without)
@@ -172,15 +174,15 @@ class Grounds:
             )
             for row in ways
         )
-        stores = {writer.store for writer in writers}
+        stores = {decode.store for decode in decode_workers}
         return Ground(
-            readers=readers,
-            writers=writers,
+            prefill_workers=prefill_workers,
+            decode_workers=decode_workers,
             pairs=pairs,
-            alone=tuple(at for at in range(len(writers)) if not any(row[at] for row in pairs)),
-            near=tuple(reader.store in stores for reader in readers),
-            reading=self._place(readers),
-            writing=self._place(writers),
+            alone=tuple(at for at in range(len(decode_workers)) if not any(row[at] for row in pairs)),
+            near=tuple(prefill.store in stores for prefill in prefill_workers),
+            prefill_columns=self._place(prefill_workers),
+            decode_columns=self._place(decode_workers),
             namings=_namings(workers),
         )
 

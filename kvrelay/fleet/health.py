@@ -78,7 +78,7 @@ def _judge(brain: Brain, usable: Sequence[WorkerInfo], lost: list[dict[str, str]
     if not any(worker.role.decodes for worker in usable):
         draining = [member.info.name for member in _draining(brain, now) if member.info.role.decodes]
         return Judgement("unavailable", f"no worker with role decode or both is ready; {_cure(draining)}")
-    if failing := _failing_writers(brain, usable, now):
+    if failing := _failing_decode_workers(brain, usable, now):
         return failing
     for worker in usable:
         if not brain.fleet.stores.is_usable(worker.store, now):
@@ -95,18 +95,18 @@ def _judge(brain: Brain, usable: Sequence[WorkerInfo], lost: list[dict[str, str]
     return Judgement("ok", "")
 
 
-def _failing_writers(brain: Brain, usable: Sequence[WorkerInfo], now: float) -> Judgement | None:
+def _failing_decode_workers(brain: Brain, usable: Sequence[WorkerInfo], now: float) -> Judgement | None:
     """What is said when every worker that could write answers fails, else None. Once one may be tried again it is not
     unavailable: a balancer that sent nothing would never let the probe go."""
     breakers = brain.outcomes.breakers
-    writers = [worker.name for worker in usable if worker.role.decodes]
-    if not all(breakers.are_open(writers)):
+    decodes = [worker.name for worker in usable if worker.role.decodes]
+    if not all(breakers.are_open(decodes)):
         return None
-    told = ", ".join(f"{name} (circuit breaker {breakers.of(name).state})" for name in writers)
+    told = ", ".join(f"{name} (circuit breaker {breakers.of(name).state})" for name in decodes)
     begin = f"every worker that can write answers refused or failed {FAILURES_TO_OPEN} requests in a row: {told}"
-    if any(breakers.allows(name, now) for name in writers):
+    if any(breakers.allows(name, now) for name in decodes):
         return Judgement("degraded", f"{begin}; the next request tries one of them again; look at their logs")
-    wait_s = breakers.wait_s(writers, now)
+    wait_s = breakers.wait_s(decodes, now)
     until = f"until one is tried again, in {wait_s:.1f} s" if wait_s else "until the one that tries it again has ended"
     return Judgement("unavailable", f"{begin}; all requests get 503 {until}; look at their logs")
 

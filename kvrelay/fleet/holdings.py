@@ -68,10 +68,10 @@ def names_for(worker: WorkerInfo, prompt: PromptNames) -> tuple[PageName, ...]:
     return prompt.get(root_of(worker.engine.fingerprint), ())
 
 
-def stored_tokens(reading: Place, writing: Place, depths: Depths) -> list[list[float]]:
-    """``[reader][writer]``: prefix in the reader's kind of pages that the writer's node has."""
+def stored_tokens(prefills: Place, decodes: Place, depths: Depths) -> list[list[float]]:
+    """``[prefill][decode]``: prefix in P's kind of pages that D's node has, in tokens."""
     rows: dict[PageName, list[float]] = {}
-    for root, members in reading.kinds.items():
-        pages, tokens = depths.get(root, {}), reading.page_tokens[members[0]]
-        rows[root] = [float(pages.get(key, 0) * tokens) for key in writing.store_keys]
-    return [rows[root] for root in reading.roots]
+    for root, members in prefills.kinds.items():
+        pages, tokens = depths.get(root, {}), prefills.page_tokens[members[0]]
+        rows[root] = [float(pages.get(key, 0) * tokens) for key in decodes.store_keys]
+    return [rows[root] for root in prefills.roots]

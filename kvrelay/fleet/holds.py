@@ -43,10 +43,10 @@ class Hold(Value, frozen=True, kw_only=True):
     """The prefix's last one."""
     reach: frozenset[str]
     """Holders of which one has to have it."""
-    reader: str
-    """Who is to compute the rest,"""
+    computed_on: str
+    """The worker that is to compute the rest of the prompt."""
     seconds: float
-    """and how long that is predicted to take."""
+    """Predicted time that it takes to compute the rest."""
     since_s: float
     predicted_s: float
     """How long it has to wait."""
@@ -66,7 +66,7 @@ class Holds:
         self._holds: dict[Key, Hold] = {}
         self._by_work: dict[str, dict[Key, None]] = {}
         self._by_page: dict[PageName, dict[Key, None]] = {}
-        self._by_reader: dict[str, dict[Key, None]] = {}
+        self._by_worker: dict[str, dict[Key, None]] = {}
         self._seconds: dict[str, float] = {}
 
     def __repr__(self) -> str:
@@ -82,12 +82,12 @@ class Holds:
         self._holds[hold.key] = hold
         self._by_work.setdefault(hold.work, {})[hold.key] = None
         self._by_page.setdefault(hold.page, {})[hold.key] = None
-        self._by_reader.setdefault(hold.reader, {})[hold.key] = None
-        self._seconds[hold.reader] = self.seconds_at(hold.reader) + hold.seconds
+        self._by_worker.setdefault(hold.computed_on, {})[hold.key] = None
+        self._seconds[hold.computed_on] = self.seconds_at(hold.computed_on) + hold.seconds
 
-    def seconds_at(self, reader: str) -> float:
-        """How long ``reader`` will take for those that are held back for it: they will come about at once."""
-        return self._seconds.get(reader, 0.0)
+    def seconds_at(self, worker: str) -> float:
+        """How long ``worker`` will take for those that are held back for it: they will come about at once."""
+        return self._seconds.get(worker, 0.0)
 
     def take(self, request_id: str, index: int) -> Hold | None:
         """It is held no more."""
@@ -95,10 +95,10 @@ class Holds:
         if hold is not None:
             _remove(self._by_work, hold.work, hold.key)
             _remove(self._by_page, hold.page, hold.key)
-            _remove(self._by_reader, hold.reader, hold.key)
-            self._seconds[hold.reader] -= hold.seconds
-            if hold.reader not in self._by_reader:
-                del self._seconds[hold.reader]  # with what sums of floats have drifted
+            _remove(self._by_worker, hold.computed_on, hold.key)
+            self._seconds[hold.computed_on] -= hold.seconds
+            if hold.computed_on not in self._by_worker:
+                del self._seconds[hold.computed_on]  # with what sums of floats have drifted
         return hold
 
     def take_work(self, work: str) -> list[Hold]:

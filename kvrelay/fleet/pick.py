@@ -29,13 +29,13 @@ class Pick(Value, frozen=True, kw_only=True):
     """and which share of all its prompts' tokens they are."""
 
     @property
-    def reader(self) -> WorkerInfo:
-        """Who computes the prompt."""
+    def computed_on(self) -> WorkerInfo:
+        """The worker that computes the prompt: the prefill worker, or the decode worker where there is none."""
         return self.prefill or self.decode
 
     @property
     def prefill_s(self) -> float:
-        """Predicted seconds of that."""
+        """Predicted seconds that this worker computes the prompt."""
         return dict(self.decision.chosen.items)[Item.PREFILL]
 
     def decode_reservation(self, ask: Ask) -> DecodeReservation:

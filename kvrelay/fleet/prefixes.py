@@ -28,10 +28,10 @@ class Outgoing(Value, frozen=True, kw_only=True):
     index: int
     key: str
     """Of its own work: its transfer, or the request's id where D computes it."""
-    reader: WorkerInfo
+    computed_on: WorkerInfo
     tokens: int
     names: tuple[PageName, ...]
-    """As ``reader`` calls its pages; empty when nobody knows."""
+    """As ``computed_on`` calls its pages; empty when nobody knows."""
     stores: tuple[str, ...]
     """Where its pages will be."""
     option: Option
@@ -39,7 +39,7 @@ class Outgoing(Value, frozen=True, kw_only=True):
 
     @property
     def page_tokens(self) -> int:
-        return self.reader.engine.fingerprint.format.page_tokens
+        return self.computed_on.engine.fingerprint.format.page_tokens
 
     @property
     def whole(self) -> tuple[PageName, ...]:
@@ -86,7 +86,7 @@ class Prefixes:
                 key=prompt.key,
                 names=prompt.whole,
                 first=prompt.cached,
-                worker=prompt.reader.name,
+                worker=prompt.computed_on.name,
                 stores=frozenset(map(store_key, prompt.stores)),
                 begin_s=begin_s,
                 seconds=items[Item.PREFILL],
@@ -107,7 +107,7 @@ class Prefixes:
 
     def _comes_by_itself(self, prompt: Outgoing, work: Work) -> bool:
         """Its worker computes it before, since it computes prompts one after the other."""
-        return work.worker == prompt.reader.name and not prompt.reader.engine.lets_pass
+        return work.worker == prompt.computed_on.name and not prompt.computed_on.engine.lets_pass
 
     def _hold(self, prompt: Outgoing, work: Work, now: float) -> Hold:
         predicted_s = HOLD_S + work.remaining_s(prompt.cached, now)
@@ -118,8 +118,8 @@ class Prefixes:
             work=work.key,
             worker=work.worker,
             page=prompt.whole[prompt.cached - 1],
-            reach=frozenset((prompt.reader.name, store_key(prompt.reader.store))),
-            reader=prompt.reader.name,
+            reach=frozenset((prompt.computed_on.name, store_key(prompt.computed_on.store))),
+            computed_on=prompt.computed_on.name,
             seconds=dict(prompt.option.items)[Item.PREFILL],
             since_s=now,
             predicted_s=predicted_s,
@@ -130,17 +130,17 @@ class Prefixes:
         return hold
 
     def _pull(self, prompt: Outgoing, source: str, now: float) -> Wait | None:
-        target = self._fleet.stores.get(prompt.reader.store)
+        target = self._fleet.stores.get(prompt.computed_on.store)
         if target is None:
             return None
-        form, names = prompt.reader.engine.fingerprint.format, prompt.whole[: prompt.cached]
-        first = min(self._holdings.stored(prompt.reader, names), len(names) - 1)
+        form, names = prompt.computed_on.engine.fingerprint.format, prompt.whole[: prompt.cached]
+        first = min(self._holdings.stored(prompt.computed_on, names), len(names) - 1)
         size_bytes = (len(names) - first) * form.page_bytes
-        seconds = self._links.seconds(source, prompt.reader.store, size_bytes)
+        seconds = self._links.seconds(source, prompt.computed_on.store, size_bytes)
         pull = Pull(
             transfer=self.pulls.next_transfer(prompt.key),
             source=source,
-            target=prompt.reader.store,
+            target=prompt.computed_on.store,
             names=names,
             format=form,
             size_bytes=size_bytes,

@@ -81,7 +81,7 @@ class Recovery:
 
     # ------------------------------------------------------------ where does it go on?
 
-    def writer(self, request_id: str) -> str:
+    def decode_worker(self, request_id: str) -> str:
         """Its D: the one that was lost, as long as no other one is found."""
         return self._flights[request_id].decode.worker
 
@@ -152,7 +152,7 @@ class Recovery:
         if rest.manner is Manner.REPLAY:
             shunned |= {
                 worker.name
-                for worker in self._chooser.ground(ask.facts.model, now).writers
+                for worker in self._chooser.ground(ask.facts.model, now).decode_workers
                 if not worker.engine.replays
                 or not may_replay(rest.replay_tokens, self._silences.step_s(worker.name, now))
             }
@@ -204,7 +204,7 @@ class Recovery:
 
     def _workers(self, model: str, now: float) -> int:
         ground = self._chooser.ground(model, now)
-        return max(1, len({worker.name for worker in (*ground.readers, *ground.writers)}))
+        return max(1, len({worker.name for worker in (*ground.prefill_workers, *ground.decode_workers)}))
 
     def _spend(self, ask: Ask, pick: Pick, now: float) -> None:
         model = ask.facts.model
@@ -221,7 +221,7 @@ class Recovery:
         if now - self._turned_s < TURN_EVERY_S:
             return
         self._turned_s = now
-        self._look_for_writers(now)
+        self._look_for_decode_workers(now)
         for model in self._turns.models():
             yield from self._turn_of(model, now)
         self._turns.expire(now)
@@ -252,7 +252,7 @@ class Recovery:
     def _nobody(self, flight: Flight, reason: str) -> Refuse:
         return Refuse(request_id=flight.request_id, reason=reason, after_s=RETRY_AFTER_S)
 
-    def _look_for_writers(self, now: float) -> None:
+    def _look_for_decode_workers(self, now: float) -> None:
         """Who waits for one at all? Those whose turn is far off, too: each of them is to wait as long as the others."""
         chances: dict[str, Chances] = {}
         for lost in self._turns:

@@ -88,7 +88,7 @@ class Silences:
         # After so long a wait whoever failed it earlier may be well again.
         failed = {flight.decode.worker} if forgotten else self._failed_by(flight)
         unfit = failed | self.unheard(now)
-        return not self._writers(now) <= unfit and self._chooser.decode(flight.ask, unfit, now) is not None
+        return not self._decode_workers(now) <= unfit and self._chooser.decode(flight.ask, unfit, now) is not None
 
     def _is_hopeless(self, flight: Flight, since_s: float, now: float) -> bool:
         worker_silent_s = self._fleet.workers.silent_s(flight.decode.worker, now)
@@ -116,7 +116,7 @@ class Silences:
         """How many workers had this answer since its last word, and did not write it."""
         return 0 if flight.writes else len(flight.tried_decode) - 1
 
-    def _writers(self, now: float) -> set[str]:
+    def _decode_workers(self, now: float) -> set[str]:
         """Usable ones of any model. Where nobody is left to go to, to choose for each answer takes too long."""
         return {worker.name for worker in self._fleet.workers.usable(now) if worker.role.decodes}
 

@@ -46,5 +46,5 @@ def strategy(pick: Pick, lost_store: str) -> Strategy:
         case Kind.PEER:
             store = chosen.source.origin
         case Kind.STORE:
-            store = pick.reader.store
+            store = pick.computed_on.store
     return Strategy.RESTORE if store == lost_store else Strategy.REPLICA

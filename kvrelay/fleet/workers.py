@@ -225,7 +225,7 @@ class Fleet:
         self.stores: Roster[StoreInfo] = Roster(dead_after_s, linked=True)
         self.ways = Ways()
         self.converts_kv_dtype = convert_kv_dtype
-        """Whether the operator lets readers convert."""
+        """Whether the operator lets decode workers convert KV of another type."""
         self._exchanges: dict[tuple[str, str, str, str], Exact | ByConversion | Unlike] = {}
         """Of two incarnations; comparing fingerprints for every request would cost 20 us a pair."""
 

@@ -1,5 +1,5 @@
 """What it costs workers at least to compute a prompt, told without a look at each one's offers. It must never be more
-than what ``cost.read`` says."""
+than what ``cost.prefill_cost`` says."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from kvrelay.policy.cost import Coming, Prompt, Readers
+from kvrelay.policy.cost import Coming, PrefillColumns, Prompt
 from kvrelay.policy.laws import MANY
 from kvrelay.policy.perf import Number, prefill_seconds
 
 
-def least_read_s(prompt: Prompt, readers: Readers, price: Sequence[float]) -> list[float]:
+def least_prefill_s(prompt: Prompt, prefills: PrefillColumns, price: Sequence[float]) -> list[float]:
     """Wait beyond the queue and priced prefill of each worker; ``price``: of a second of prefill there."""
-    return (_of_few if len(readers.names) < MANY else _of_many)(prompt, readers, price)
+    return (_of_few if len(prefills.names) < MANY else _of_many)(prompt, prefills, price)
 
 
-def _of_few(prompt: Prompt, readers: Readers, price: Sequence[float]) -> list[float]:
-    asked, (at_hand, stored, coming) = prompt.tokens, readers.hints
+def _of_few(prompt: Prompt, prefills: PrefillColumns, price: Sequence[float]) -> list[float]:
+    asked, (at_hand, stored, coming) = prompt.tokens, prefills.hints
     found = [
         _cost_s(asked, rates, each, tokens, max)
-        for rates, each, tokens in zip(readers.rates, price, at_hand, strict=True)
+        for rates, each, tokens in zip(prefills.rates, price, at_hand, strict=True)
     ]
     for prefix in coming:
         for at in prefix.to:
-            wait_s = max(0.0, _there_s(prefix, stored[at], max) - readers.queue_s[at])
-            found[at] = min(found[at], wait_s + _cost_s(asked, readers.rates[at], price[at], prefix.tokens, max))
+            wait_s = max(0.0, _there_s(prefix, stored[at], max) - prefills.queue_s[at])
+            found[at] = min(found[at], wait_s + _cost_s(asked, prefills.rates[at], price[at], prefix.tokens, max))
     return found
 
 
-def _of_many(prompt: Prompt, readers: Readers, price: Sequence[float]) -> list[float]:
-    asked, (at_hand, stored, coming) = prompt.tokens, readers.hints
-    rates, prices = readers.rates.columns, np.array(price, float)
+def _of_many(prompt: Prompt, prefills: PrefillColumns, price: Sequence[float]) -> list[float]:
+    asked, (at_hand, stored, coming) = prompt.tokens, prefills.hints
+    rates, prices = prefills.rates.columns, np.array(price, float)
     found = _cost_s(asked, rates, prices, np.array(at_hand, float), np.maximum)
-    queue_s, there = np.array(readers.queue_s, float), np.array(stored, float)
+    queue_s, there = np.array(prefills.queue_s, float), np.array(stored, float)
     for prefix in coming:
         to = slice(None) if len(prefix.to) == len(found) else np.array(prefix.to, np.int64)
         wait_s = np.maximum(0.0, _there_s(prefix, there[to], np.maximum) - queue_s[to])

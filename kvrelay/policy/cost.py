@@ -131,7 +131,7 @@ class Hints(NamedTuple):
         return most
 
 
-class Readers(Value, frozen=True, kw_only=True):
+class PrefillColumns(Value, frozen=True, kw_only=True):
     """Workers that could compute this prompt, one column each."""
 
     names: Sequence[str]
@@ -149,10 +149,10 @@ class Readers(Value, frozen=True, kw_only=True):
     """Order of its last choice; equals take turns."""
 
 
-class Writers(Value, frozen=True, kw_only=True):
-    """Workers that could write the answer, one column each."""
+class DecodeColumns(Value, frozen=True, kw_only=True):
+    """Workers that could decode the answer, one column each."""
 
-    readers: Readers
+    as_prefills: PrefillColumns
     """The same workers as places to compute the prompt."""
     step_rates: Laws
     """Of ``perf.step_seconds``."""
@@ -171,27 +171,26 @@ class Writers(Value, frozen=True, kw_only=True):
 
 
 class Ways(Value, frozen=True, kw_only=True):
-    """From readers to writers."""
+    """Ways from prefill workers to decode workers, for one prompt."""
 
-    readers: Sequence[int]
-    writers: Sequence[int]
-    """Positions of those that may be used,"""
+    prefills: Sequence[int]
+    decodes: Sequence[int]
+    """Positions of the workers of each side that may be used."""
     allowed: Sequence[Sequence[bool]]
-    """and ``[reader][writer]`` whether they understand each other."""
+    """``[prefill][decode]``: whether they understand each other."""
     sources: Sequence[int]
     targets: Sequence[int]
-    """Of each reader and each writer: its store's place in the following, which are ``[store][store]``."""
+    """Each worker's store, as its position in the following tables, which are ``[store][store]``."""
     latency_s: Sequence[Sequence[float]]
     s_per_byte: Sequence[Sequence[float]]
     in_flight_bytes: Sequence[Sequence[float]]
     least_s: Sequence[float]
-    """By reader: no way from there has less latency."""
+    """Latency of the fastest way from each prefill worker."""
     stored_tokens: Sequence[Sequence[float]]
-    """``[reader][writer]``: prefix of this prompt, in the reader's kind of pages, that the writer's node has: only the
-    rest travels."""
+    """``[prefill][decode]``: prefix of this prompt, in P's kind of pages, that D's node has: only the rest travels."""
 
 
-class Reading(NamedTuple):
+class PrefillCost(NamedTuple):
     """What it takes a worker to compute the prompt, from its best source."""
 
     source: Source
@@ -206,33 +205,33 @@ def uncached_tokens(prompt_tokens: int, cached_tokens: int) -> int:
     return max(1, prompt_tokens - cached_tokens)
 
 
-def read(prompt: Prompt, readers: Readers, at: int, price: float = 1.0) -> Reading:
+def prefill_cost(prompt: Prompt, prefills: PrefillColumns, at: int, price: float = 1.0) -> PrefillCost:
     """The worker computes the prompt from the source with which it is done first.
 
     ``price``: of a second of prefill, its own second included.
     """
-    rates, queue_s, asked = readers.rates[at], readers.queue_s[at], prompt.tokens
+    rates, queue_s, asked = prefills.rates[at], prefills.queue_s[at], prompt.tokens
     best, best_s = None, math.inf
-    for source, tokens, seconds in readers.offers[at]:
+    for source, tokens, seconds in prefills.offers[at]:
         new = asked - tokens if tokens < asked - 1.0 else 1.0
         wait_s = seconds - queue_s if tokens > 0 and seconds > queue_s else 0.0
         prefill_s = prefill_seconds(rates, new, asked - new)
         cost_s = wait_s + price * prefill_s
         if cost_s < best_s:
-            best, best_s = Reading(source, asked - new, wait_s, prefill_s), cost_s
+            best, best_s = PrefillCost(source, asked - new, wait_s, prefill_s), cost_s
     assert best is not None, "every worker has an offer, if it is that there is nothing"
     return best
 
 
 def transfers_s(
-    prompt: Prompt, readers: Readers, prefill_s: float, ways: Ways, reader: int, writers: Iterable[int]
+    prompt: Prompt, prefills: PrefillColumns, prefill_s: float, ways: Ways, prefill: int, decodes: Iterable[int]
 ) -> list[float]:
-    """To each writer: latency, and what the link has not moved when the prefill of ``prefill_s`` is done."""
-    source, stored, targets = ways.sources[reader], ways.stored_tokens[reader], ways.targets
+    """For each decode worker: latency, and what the link has not moved when the prefill of ``prefill_s`` is done."""
+    source, stored, targets = ways.sources[prefill], ways.stored_tokens[prefill], ways.targets
     latency_s, s_per_byte = ways.latency_s[source], ways.s_per_byte[source]
-    in_flight_bytes, token_bytes, asked = ways.in_flight_bytes[source], readers.token_bytes[reader], prompt.tokens
+    in_flight_bytes, token_bytes, asked = ways.in_flight_bytes[source], prefills.token_bytes[prefill], prompt.tokens
     found = []
-    for at in writers:
+    for at in decodes:
         to, lacking = targets[at], asked - stored[at]
         size_bytes = lacking * token_bytes if lacking > 0.0 else 0.0
         exposed_s = s_per_byte[to] * (size_bytes + in_flight_bytes[to]) - prefill_s
@@ -240,21 +239,21 @@ def transfers_s(
     return found
 
 
-def prefill_price(readers: Readers, at: int) -> float:
+def prefill_price(prefills: PrefillColumns, at: int) -> float:
     """Of a second of prefill on a worker that nobody's answer waits for: the prompt's own, its worker's, and those of
     the prompts that it passes."""
-    return 1.0 + EFFORT_SHARE + readers.passed[at]
+    return 1.0 + EFFORT_SHARE + prefills.passed[at]
 
 
-def between_chunks_s(prompt: Prompt, writers: Writers, at: int, own: Reading) -> float:
+def between_chunks_s(prompt: Prompt, decodes: DecodeColumns, at: int, own: PrefillCost) -> float:
     """Wait of a prompt that the worker computes itself for the answers that are written in its steps. One step of them
     is a part of ``answer_s``."""
-    steps = math.ceil((prompt.tokens - own.cached_tokens) / writers.chunk_tokens[at])
+    steps = math.ceil((prompt.tokens - own.cached_tokens) / decodes.chunk_tokens[at])
     if steps <= 1:
         return 0.0
-    return (steps - 1) * step_seconds(writers.step_rates[at], writers.sequences[at], writers.kv_tokens[at])
+    return (steps - 1) * step_seconds(decodes.step_rates[at], decodes.sequences[at], decodes.kv_tokens[at])
 
 
-def harmed(writers: Writers, at: int) -> float:
+def harmed(decodes: DecodeColumns, at: int) -> float:
     """Price of a second that the worker computes a prompt itself, beside that second: who stands still meanwhile."""
-    return LATE_SHARE * writers.running[at] + writers.readers.passed[at]
+    return LATE_SHARE * decodes.running[at] + decodes.as_prefills.passed[at]

@@ -7,20 +7,20 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import repeat, takewhile
 
-from kvrelay.policy.bounds import least_read_s
+from kvrelay.policy.bounds import least_prefill_s
 from kvrelay.policy.cost import (
+    DecodeColumns,
+    PrefillColumns,
+    PrefillCost,
     Prompt,
-    Readers,
-    Reading,
     Ways,
-    Writers,
     between_chunks_s,
     harmed,
+    prefill_cost,
     prefill_price,
-    read,
     transfers_s,
 )
-from kvrelay.policy.writing import Writings
+from kvrelay.policy.decode_costs import DecodeCosts
 
 EQUAL_SHARE = 0.01
 """Costs that differ by less than this share are equal: no prediction is that good, and equals take turns, which
@@ -28,120 +28,120 @@ spreads what they cache."""
 RUNNERS_UP = 3
 
 Place = tuple[int, int]
-"""Positions of reader and writer; ``LOCAL`` for a writer that computes the prompt itself."""
+"""Positions of the prefill and the decode worker; ``LOCAL`` for a decode worker that computes the prompt itself."""
 LOCAL = -1
 _Priced = tuple[float, int, int]
 """Total and place."""
 
 
 class Prices:
-    """Those of one request."""
+    """Prices of all places where one request could be served."""
 
-    def __init__(self, prompt: Prompt, readers: Readers, writers: Writers, ways: Ways) -> None:
+    def __init__(self, prompt: Prompt, prefills: PrefillColumns, decodes: DecodeColumns, ways: Ways) -> None:
         self.prompt = prompt
-        self.readers = readers
-        self.writers = writers
+        self.prefills = prefills
+        self.decodes = decodes
         self.ways = ways
-        self._reads: dict[int, tuple[float, Reading]] = {}
-        self._owns: dict[int, Reading] = {}
+        self._prefill_costs: dict[int, tuple[float, PrefillCost]] = {}
+        self._own_costs: dict[int, PrefillCost] = {}
         self._remotes: dict[Place, tuple[float, float]] = {}
         """Total, and the hand-off's part beyond the prefill, of each pair that was priced."""
-        self.writings = Writings(prompt, writers)
-        self._write_s = self.writings.seconds
-        self._least_read_s = self._leasts_read_s()
-        self._least_local_s = self._leasts_local_s() if writers.computes else []
-        self._readers = sorted(ways.readers, key=self._least_read_s.__getitem__)
-        self._writers = sorted(ways.writers, key=self._write_s.__getitem__)
-        self._computing = sorted(writers.computes, key=self._least_local_s.__getitem__)
+        self.decode_costs = DecodeCosts(prompt, decodes)
+        self._decode_s = self.decode_costs.seconds
+        self._least_prefill_s = self._leasts_prefill_s()
+        self._least_local_s = self._leasts_local_s() if decodes.computes else []
+        self._prefills = sorted(ways.prefills, key=self._least_prefill_s.__getitem__)
+        self._decodes = sorted(ways.decodes, key=self._decode_s.__getitem__)
+        self._computing = sorted(decodes.computes, key=self._least_local_s.__getitem__)
         """Each in order, those first that may be cheapest."""
         self._local = self._cheapest_locals()
         self._remote = self._cheapest_pairs()
 
     def __repr__(self) -> str:
-        return f"<Prices of {len(self.ways.readers)} readers, {len(self.ways.writers)} writers>"
+        return f"<Prices of {len(self.ways.prefills)} x {len(self.ways.decodes)} pairs>"
 
     # ------------------------------------------------------------ of one place
 
-    def _read(self, at: int) -> tuple[float, Reading]:
-        """What a reader costs, and why."""
-        known = self._reads.get(at)
+    def _priced_prefill(self, at: int) -> tuple[float, PrefillCost]:
+        """What the prompt costs on this prefill worker, and the parts of that."""
+        known = self._prefill_costs.get(at)
         if known is None:
-            price = prefill_price(self.readers, at)
-            reading = read(self.prompt, self.readers, at, price)
-            read_s = self.readers.queue_s[at] + reading.source_s + price * reading.prefill_s
-            known = self._reads[at] = read_s, reading
+            price = prefill_price(self.prefills, at)
+            cost = prefill_cost(self.prompt, self.prefills, at, price)
+            priced_s = self.prefills.queue_s[at] + cost.source_s + price * cost.prefill_s
+            known = self._prefill_costs[at] = priced_s, cost
         return known
 
-    def reading(self, at: int) -> Reading:
-        """How a reader would compute the prompt."""
-        return self._read(at)[1]
+    def prefill_cost(self, at: int) -> PrefillCost:
+        """How this prefill worker would compute the prompt."""
+        return self._priced_prefill(at)[1]
 
-    def own_reading(self, at: int) -> Reading:
-        """How a writer would compute the prompt itself."""
-        known = self._owns.get(at)
+    def own_prefill_cost(self, at: int) -> PrefillCost:
+        """How this decode worker would compute the prompt itself."""
+        known = self._own_costs.get(at)
         if known is None:
-            price = 1.0 + harmed(self.writers, at)
-            known = self._owns[at] = read(self.prompt, self.writers.readers, at, price)
+            price = 1.0 + harmed(self.decodes, at)
+            known = self._own_costs[at] = prefill_cost(self.prompt, self.decodes.as_prefills, at, price)
         return known
 
-    def own_wait_s(self, at: int, own: Reading) -> float:
-        """How long a prompt waits that a writer computes itself."""
-        return self.writers.readers.queue_s[at] + between_chunks_s(self.prompt, self.writers, at, own)
+    def own_wait_s(self, at: int, own: PrefillCost) -> float:
+        """How long a prompt waits that the decode worker computes itself."""
+        return self.decodes.as_prefills.queue_s[at] + between_chunks_s(self.prompt, self.decodes, at, own)
 
-    def moved_s(self, reader: int, writer: int) -> float:
+    def moved_s(self, prefill: int, decode: int) -> float:
         """How long the hand-off takes beyond the prefill."""
-        return self._priced(reader, writer)[1]
+        return self._priced_pair(prefill, decode)[1]
 
-    def behind_s(self, reader: int, writer: int, reading: Reading, moved_s: float) -> float:
-        """How long the prompts that the writer computes itself keep one waiting that comes when the reader is done."""
-        queue_s = self.writers.readers.queue_s[writer]
+    def behind_s(self, prefill: int, decode: int, cost: PrefillCost, moved_s: float) -> float:
+        """How long a prompt that P has computed waits for the prompts that D computes itself."""
+        queue_s = self.decodes.as_prefills.queue_s[decode]
         if not queue_s:
             return 0.0
-        return max(0.0, queue_s - self.readers.queue_s[reader] - reading.source_s - reading.prefill_s - moved_s)
+        return max(0.0, queue_s - self.prefills.queue_s[prefill] - cost.source_s - cost.prefill_s - moved_s)
 
-    def _remote_s(self, reader: int, writer: int) -> float:
-        return self._priced(reader, writer)[0]
+    def _remote_s(self, prefill: int, decode: int) -> float:
+        return self._priced_pair(prefill, decode)[0]
 
-    def _priced(self, reader: int, writer: int) -> tuple[float, float]:
-        known = self._remotes.get((reader, writer))
-        return self._remotes_s(reader, [writer])[0] if known is None else known
+    def _priced_pair(self, prefill: int, decode: int) -> tuple[float, float]:
+        known = self._remotes.get((prefill, decode))
+        return self._remotes_s(prefill, [decode])[0] if known is None else known
 
-    def _remotes_s(self, reader: int, writers: Sequence[int]) -> list[tuple[float, float]]:
-        read_s, reading = self._read(reader)
-        moves_s = transfers_s(self.prompt, self.readers, reading.prefill_s, self.ways, reader, writers)
+    def _remotes_s(self, prefill: int, decodes: Sequence[int]) -> list[tuple[float, float]]:
+        priced_s, cost = self._priced_prefill(prefill)
+        moves_s = transfers_s(self.prompt, self.prefills, cost.prefill_s, self.ways, prefill, decodes)
         found = [
-            (read_s + moved_s + self._write_s[at] + self.behind_s(reader, at, reading, moved_s), moved_s)
-            for at, moved_s in zip(writers, moves_s, strict=True)
+            (priced_s + moved_s + self._decode_s[at] + self.behind_s(prefill, at, cost, moved_s), moved_s)
+            for at, moved_s in zip(decodes, moves_s, strict=True)
         ]
-        self._remotes.update(zip(zip(repeat(reader), writers), found, strict=False))
+        self._remotes.update(zip(zip(repeat(prefill), decodes), found, strict=False))
         return found
 
     def _local_s(self, at: int) -> float:
-        own = self.own_reading(at)
-        total_s = own.source_s + (1.0 + harmed(self.writers, at)) * own.prefill_s + self._write_s[at]
+        own = self.own_prefill_cost(at)
+        total_s = own.source_s + (1.0 + harmed(self.decodes, at)) * own.prefill_s + self._decode_s[at]
         return total_s + self.own_wait_s(at, own)
 
     # ------------------------------------------------------------ what they cost at least
 
-    def _leasts_read_s(self) -> list[float]:
-        """By reader, with the least that its way to a writer takes."""
-        readers, ways = self.readers, self.ways
-        price = [prefill_price(readers, at) for at in range(len(readers.names))]
-        parts = zip(readers.queue_s, least_read_s(self.prompt, readers, price), ways.least_s, strict=True)
+    def _leasts_prefill_s(self) -> list[float]:
+        """By prefill worker, with the least that its way to a decode worker takes."""
+        prefills, ways = self.prefills, self.ways
+        price = [prefill_price(prefills, at) for at in range(len(prefills.names))]
+        parts = zip(prefills.queue_s, least_prefill_s(self.prompt, prefills, price), ways.least_s, strict=True)
         return [queue_s + least_s + way_s for queue_s, least_s, way_s in parts]
 
     def _leasts_local_s(self) -> list[float]:
-        """By writer, for one that computes the prompt itself."""
-        writers = self.writers
-        price = [1.0 + harmed(writers, at) for at in range(len(writers.answer_s))]
-        least_s = least_read_s(self.prompt, writers.readers, price)
-        parts = zip(writers.readers.queue_s, self._write_s, least_s, strict=True)
-        return [wait_s + writing_s + reading_s for wait_s, writing_s, reading_s in parts]
+        """By decode worker, for one that computes the prompt itself."""
+        decodes = self.decodes
+        price = [1.0 + harmed(decodes, at) for at in range(len(decodes.answer_s))]
+        least_s = least_prefill_s(self.prompt, decodes.as_prefills, price)
+        parts = zip(decodes.as_prefills.queue_s, self._decode_s, least_s, strict=True)
+        return [wait_s + decode_s + priced_s for wait_s, decode_s, priced_s in parts]
 
     # ------------------------------------------------------------ the cheapest
 
     def _cheapest_locals(self) -> list[_Priced]:
-        """The cheapest writers that compute the prompt themselves."""
+        """The cheapest decode workers that compute the prompt themselves."""
         found: list[_Priced] = []
         worst_s = float("inf")
         for at in self._computing:
@@ -153,64 +153,67 @@ class Prices:
     def _cheapest_pairs(self) -> list[_Priced]:
         """The cheapest one, and those that are among the cheapest places of all.
 
-        What reader and writer cost without the way between them tells most others off.
+        Most pairs cost too much even without the way between them, and are not priced.
         """
         found: list[_Priced] = []
-        worst_s, writers = float("inf"), self._writers
-        for reader in self._readers if writers else ():
-            if self._least_read_s[reader] + self._write_s[writers[0]] >= worst_s:
+        worst_s, decodes = float("inf"), self._decodes
+        for prefill in self._prefills if decodes else ():
+            if self._least_prefill_s[prefill] + self._decode_s[decodes[0]] >= worst_s:
                 break
-            few = self._few(reader, worst_s)
-            for (total_s, _), writer in zip(self._remotes_s(reader, few), few, strict=True):
+            few = self._few(prefill, worst_s)
+            for (total_s, _), decode in zip(self._remotes_s(prefill, few), few, strict=True):
                 if total_s < worst_s:
-                    worst_s = _keep(found, (total_s, reader, writer), self._local)
+                    worst_s = _keep(found, (total_s, prefill, decode), self._local)
         return found
 
-    def _few(self, reader: int, worst_s: float) -> list[int]:
-        """Writers that might cost less than ``worst_s`` with this reader."""
-        limit_s, allowed = worst_s - self._read(reader)[0] - self.ways.least_s[reader], self.ways.allowed[reader]
-        first_over = bisect_left(self._writers, limit_s, key=self._write_s.__getitem__)
-        return [at for at in self._writers[:first_over] if allowed[at]]
+    def _few(self, prefill: int, worst_s: float) -> list[int]:
+        """Decode workers that might cost less than ``worst_s`` with this prefill worker."""
+        limit_s, allowed = (
+            worst_s - self._priced_prefill(prefill)[0] - self.ways.least_s[prefill],
+            self.ways.allowed[prefill],
+        )
+        first_over = bisect_left(self._decodes, limit_s, key=self._decode_s.__getitem__)
+        return [at for at in self._decodes[:first_over] if allowed[at]]
 
     def cheapest(self) -> Place | None:
-        """Equals take turns: first among readers for the best writer, then among writers for that reader."""
+        """Equals take turns: first prefill workers for the best decode worker, then decode workers for that one."""
         if self._local and (not self._remote or self._local[0][0] < self._remote[0][0]):
             return LOCAL, self._turn_of_locals()
         if not self._remote:
             return None
-        _, reader, writer = self._remote[0]
-        reader = self._turn_of_readers(reader, writer)
-        return reader, self._turn_of_writers(reader)
+        _, prefill, decode = self._remote[0]
+        prefill = self._turn_of_prefills(prefill, decode)
+        return prefill, self._turn_of_decodes(prefill)
 
     def _turn_of_locals(self) -> int:
         limit_s, least_s = (1.0 + EQUAL_SHARE) * self._local[0][0], self._least_local_s
         equals = takewhile(lambda at: least_s[at] <= limit_s, self._computing)
-        return _first_in_turn(equals, self.writers.readers, limit_s, self._local_s)
+        return _first_in_turn(equals, self.decodes.as_prefills, limit_s, self._local_s)
 
-    def _turn_of_readers(self, best: int, writer: int) -> int:
-        limit_s = self._remote_s(best, writer) + EQUAL_SHARE * self._read(best)[0]
-        rest_s, allowed = self._write_s[writer], self.ways.allowed
-        equals = takewhile(lambda at: self._least_read_s[at] + rest_s <= limit_s, self._readers)
-        understood = (at for at in equals if allowed[at][writer])
-        return _first_in_turn(understood, self.readers, limit_s, lambda at: self._remote_s(at, writer))
+    def _turn_of_prefills(self, best: int, decode: int) -> int:
+        limit_s = self._remote_s(best, decode) + EQUAL_SHARE * self._priced_prefill(best)[0]
+        rest_s, allowed = self._decode_s[decode], self.ways.allowed
+        equals = takewhile(lambda at: self._least_prefill_s[at] + rest_s <= limit_s, self._prefills)
+        understood = (at for at in equals if allowed[at][decode])
+        return _first_in_turn(understood, self.prefills, limit_s, lambda at: self._remote_s(at, decode))
 
-    def _turn_of_writers(self, reader: int) -> int:
-        """The best one for another reader of the same cost may not be the best for ``reader``."""
-        read_s, allowed, best_s = self._read(reader)[0], self.ways.allowed[reader], float("inf")
-        rest_s, writers = read_s + self.ways.least_s[reader], [at for at in self._writers if allowed[at]]
-        for at in writers:
-            if rest_s + self._write_s[at] >= best_s:
+    def _turn_of_decodes(self, prefill: int) -> int:
+        """The best one for another prefill worker of the same cost may not be the best for ``prefill``."""
+        priced_s, allowed, best_s = self._priced_prefill(prefill)[0], self.ways.allowed[prefill], float("inf")
+        rest_s, decodes = priced_s + self.ways.least_s[prefill], [at for at in self._decodes if allowed[at]]
+        for at in decodes:
+            if rest_s + self._decode_s[at] >= best_s:
                 break
-            best_s = min(best_s, self._remote_s(reader, at))
-        limit_s = best_s + EQUAL_SHARE * (best_s - read_s)
-        equals = takewhile(lambda at: rest_s + self._write_s[at] <= limit_s, writers)
-        return _first_in_turn(equals, self.writers.readers, limit_s, lambda at: self._remote_s(reader, at))
+            best_s = min(best_s, self._remote_s(prefill, at))
+        limit_s = best_s + EQUAL_SHARE * (best_s - priced_s)
+        equals = takewhile(lambda at: rest_s + self._decode_s[at] <= limit_s, decodes)
+        return _first_in_turn(equals, self.decodes.as_prefills, limit_s, lambda at: self._remote_s(prefill, at))
 
     def ranked(self) -> Iterator[Place]:
         """The cheapest places of all, and the cheapest of each path, by cost."""
         few = sorted([*self._local, *self._remote])[: RUNNERS_UP + 1]
-        for _, reader, writer in sorted({*few, *self._local[:1], *self._remote[:1]}):
-            yield reader, writer
+        for _, prefill, decode in sorted({*few, *self._local[:1], *self._remote[:1]}):
+            yield prefill, decode
 
 
 def _keep(found: list[_Priced], place: _Priced, others: Sequence[_Priced]) -> float:
@@ -226,7 +229,9 @@ def _keep(found: list[_Priced], place: _Priced, others: Sequence[_Priced]) -> fl
     return max(found[0][0], all_s[RUNNERS_UP])
 
 
-def _first_in_turn(equals: Iterable[int], workers: Readers, limit_s: float, cost_s: Callable[[int], float]) -> int:
+def _first_in_turn(
+    equals: Iterable[int], workers: PrefillColumns, limit_s: float, cost_s: Callable[[int], float]
+) -> int:
     """Who was chosen longest ago of those that cost up to ``limit_s``, of ``equals`` that may.
 
     Ordered first, and priced in that order: of many equals one is priced.

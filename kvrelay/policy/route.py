@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from kvrelay.policy.cost import EFFORT_SHARE, OWN, Item, Prompt, Readers, Source, Ways, Writers, harmed
+from kvrelay.policy.cost import EFFORT_SHARE, OWN, DecodeColumns, Item, PrefillColumns, Prompt, Source, Ways, harmed
 from kvrelay.policy.prices import LOCAL, Prices
 from kvrelay.types import Value
 
@@ -22,7 +22,7 @@ class Option(Value, frozen=True, kw_only=True):
 
     path: Path
     prefill: str | None
-    """None: the writer computes the prompt itself."""
+    """None: the decode worker computes the prompt itself."""
     decode: str
     source: Source
     """Where the cached prefix comes from."""
@@ -75,9 +75,9 @@ class Decision(Value, frozen=True, kw_only=True):
         return said | ({"guesses": list(self.guesses)} if self.guesses else {})
 
 
-def choose(prompt: Prompt, readers: Readers, writers: Writers, ways: Ways) -> Decision | None:
-    """The cheapest (reader, writer, path); None when no way is allowed."""
-    prices = Prices(prompt, readers, writers, ways)
+def choose(prompt: Prompt, prefills: PrefillColumns, decodes: DecodeColumns, ways: Ways) -> Decision | None:
+    """The cheapest (prefill worker, decode worker, path); None when no way is allowed."""
+    prices = Prices(prompt, prefills, decodes, ways)
     chosen = prices.cheapest()
     if chosen is None:
         return None
@@ -85,53 +85,53 @@ def choose(prompt: Prompt, readers: Readers, writers: Writers, ways: Ways) -> De
     return Decision(chosen=_option(prices, *chosen), runners_up=tuple(_option(prices, *place) for place in others))
 
 
-def _option(prices: Prices, reader: int, writer: int) -> Option:
+def _option(prices: Prices, prefill: int, decode: int) -> Option:
     """The place with its reasons."""
-    return _local(prices, writer) if reader == LOCAL else _remote(prices, reader, writer)
+    return _local(prices, decode) if prefill == LOCAL else _remote(prices, prefill, decode)
 
 
 def _local(prices: Prices, at: int) -> Option:
-    writers, own, writing = prices.writers, prices.own_reading(at), prices.writings[at]
+    decodes, own, decode_cost = prices.decodes, prices.own_prefill_cost(at), prices.decode_costs[at]
     return Option(
         path=Path.LOCAL,
         prefill=None,
-        decode=writers.readers.names[at],
+        decode=decodes.as_prefills.names[at],
         source=own.source,
         cached_tokens=int(own.cached_tokens),
         moved_tokens=0,
         items=(
             (Item.SOURCE, own.source_s),
             (Item.PREFILL, own.prefill_s),
-            (Item.DECODE_WAIT, writing.wait_s + prices.own_wait_s(at, own)),
-            (Item.ANSWER, writers.answer_s[at]),
-            (Item.HARM, writing.harm_s + harmed(writers, at) * own.prefill_s),
-            (Item.PRESSURE, writing.pressure_s),
+            (Item.DECODE_WAIT, decode_cost.wait_s + prices.own_wait_s(at, own)),
+            (Item.ANSWER, decodes.answer_s[at]),
+            (Item.HARM, decode_cost.harm_s + harmed(decodes, at) * own.prefill_s),
+            (Item.PRESSURE, decode_cost.pressure_s),
         ),
-        tpot_s=writing.step_s,
+        tpot_s=decode_cost.step_s,
     )
 
 
-def _remote(prices: Prices, reader: int, writer: int) -> Option:
-    readers, writers, writing = prices.readers, prices.writers, prices.writings[writer]
-    reading, moved_s = prices.reading(reader), prices.moved_s(reader, writer)
-    stored = prices.ways.stored_tokens[reader][writer]
+def _remote(prices: Prices, prefill: int, decode: int) -> Option:
+    prefills, decodes, decode_cost = prices.prefills, prices.decodes, prices.decode_costs[decode]
+    prefill_cost, moved_s = prices.prefill_cost(prefill), prices.moved_s(prefill, decode)
+    stored = prices.ways.stored_tokens[prefill][decode]
     return Option(
         path=Path.REMOTE_PREFILL,
-        prefill=readers.names[reader],
-        decode=writers.readers.names[writer],
-        source=reading.source,
-        cached_tokens=int(reading.cached_tokens),
+        prefill=prefills.names[prefill],
+        decode=decodes.as_prefills.names[decode],
+        source=prefill_cost.source,
+        cached_tokens=int(prefill_cost.cached_tokens),
         moved_tokens=int(max(0.0, prices.prompt.tokens - stored)),
         items=(
-            (Item.QUEUE, readers.queue_s[reader]),
-            (Item.SOURCE, reading.source_s),
-            (Item.PREFILL, reading.prefill_s),
+            (Item.QUEUE, prefills.queue_s[prefill]),
+            (Item.SOURCE, prefill_cost.source_s),
+            (Item.PREFILL, prefill_cost.prefill_s),
             (Item.TRANSFER, moved_s),
-            (Item.DECODE_WAIT, writing.wait_s + prices.behind_s(reader, writer, reading, moved_s)),
-            (Item.ANSWER, writers.answer_s[writer]),
-            (Item.HARM, writing.harm_s + readers.passed[reader] * reading.prefill_s),
-            (Item.EFFORT, EFFORT_SHARE * reading.prefill_s),
-            (Item.PRESSURE, writing.pressure_s),
+            (Item.DECODE_WAIT, decode_cost.wait_s + prices.behind_s(prefill, decode, prefill_cost, moved_s)),
+            (Item.ANSWER, decodes.answer_s[decode]),
+            (Item.HARM, decode_cost.harm_s + prefills.passed[prefill] * prefill_cost.prefill_s),
+            (Item.EFFORT, EFFORT_SHARE * prefill_cost.prefill_s),
+            (Item.PRESSURE, decode_cost.pressure_s),
         ),
-        tpot_s=writing.step_s,
+        tpot_s=decode_cost.step_s,
     )

@@ -47,8 +47,8 @@ class ReadyWorkers:
 
 
 def _ready(workers: list[WorkerInfo]) -> Ready:
-    writers = [worker for worker in workers if worker.role.decodes] or workers
-    return Ready(workers, max((worker.engine.max_model_len for worker in writers), default=0))
+    decodes = [worker for worker in workers if worker.role.decodes] or workers
+    return Ready(workers, max((worker.engine.max_model_len for worker in decodes), default=0))
 
 
 def demanded_tokens(request: ClientRequest, prompts: Prompts, context_tokens: int) -> int:

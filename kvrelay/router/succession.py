@@ -77,7 +77,7 @@ class Succession:
     def leave(self, reason: LossReason) -> None:
         """The present worker is there and writes: it is left once another one is found that writes on at once."""
         if self._lost_s:
-            self._to_leave = self._brain.recovery.writer(self._id), reason
+            self._to_leave = self._brain.recovery.decode_worker(self._id), reason
         elif self._moving is None and self._remains.is_open:
             self._moving = asyncio.create_task(self._move(reason))
             self._moving.add_done_callback(self._moved)
@@ -172,7 +172,7 @@ class Succession:
         self._obey(self._brain.recovery.resumed(self._id, now - self._lost_s, now))
         self._lost_s = 0.0
         to_leave, self._to_leave = self._to_leave, None
-        if to_leave is not None and to_leave[0] == self._brain.recovery.writer(self._id):
+        if to_leave is not None and to_leave[0] == self._brain.recovery.decode_worker(self._id):
             self.leave(to_leave[1])
 
     def cached_tokens(self) -> int | None:

@@ -71,11 +71,11 @@ class World:
         brain.prefill_finished(name, 0, 0, at)
         for stage in (Stage.ARRIVED, Stage.LOADED):
             brain.transfer_event(TransferEvent(store="sd", transfer=transfer, stage=stage), at)
-        writer = brain.decode_order(name, at).worker
-        at += ANSWER_S + self.slow.get(writer, 0.0)
+        decode = brain.decode_order(name, at).worker
+        at += ANSWER_S + self.slow.get(decode, 0.0)
         brain.first_token(name, at)
-        brain.finish(name, status=200, output_tokens=20, now=at + 19 * self.step_s.get(writer, STEP_S))
-        return writer
+        brain.finish(name, status=200, output_tokens=20, now=at + 19 * self.step_s.get(decode, STEP_S))
+        return decode
 
 
 def test_a_worker_that_was_held_up_for_a_while_gets_its_share_again_soon_after() -> None:

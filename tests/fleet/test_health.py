@@ -137,7 +137,7 @@ def _fail(fleet: Brain, name: str) -> None:
         fleet.outcomes.breakers.failed(name, "request", 0.0)
 
 
-def test_a_fleet_whose_every_writer_fails_is_unavailable_until_one_may_be_tried_again() -> None:
+def test_a_fleet_whose_every_decode_worker_fails_is_unavailable_until_one_may_be_tried_again() -> None:
     fleet = brain()
     fleet.register_worker(worker("p", Role.PREFILL), 0.0)
     for name in ("d1", "d2"):

@@ -1,4 +1,4 @@
-"""Where a prompt's pages are, told for each pair of a reader and a writer."""
+"""Where a prompt's pages are, told for each pair of a prefill and a decode worker."""
 
 from kvrelay.fleet.ground import Place
 from kvrelay.fleet.holdings import Depths, Holdings, stored_tokens
@@ -38,12 +38,12 @@ def place(*workers: str, root: PageName = ROOT, page_tokens: int = 4) -> Place:
 DEPTHS = {ROOT: {store_key("s1"): 3, "p1": 2, "p2": 3}, OTHER: {store_key("s1"): 2}}
 
 
-def test_what_a_writers_node_has_is_told_in_the_readers_tokens() -> None:
+def test_what_the_node_of_d_has_is_told_in_tokens_of_p() -> None:
     assert stored_tokens(place("p0", "p1"), place("d0"), DEPTHS) == [[12.0], [12.0]]
     assert stored_tokens(place("p0", root=OTHER, page_tokens=8), place("d0"), DEPTHS) == [[16.0]]
 
 
-def test_known_pages_are_no_fault_when_every_reader_is_left_alone() -> None:
+def test_known_pages_are_no_fault_when_every_prefill_worker_is_left_alone() -> None:
     assert stored_tokens(place(), place("d0"), DEPTHS) == []
     assert stored_tokens(place("p0"), place(), DEPTHS) == [[]]
 

@@ -46,7 +46,7 @@ class Seen:
 
     def offers(self) -> tuple[PlaceOffers, Hints, int]:
         """To all who read, the hints of them, and how many they are."""
-        brain, place = self.brain, self.brain._chooser.ground("tiny", 0.0).reading
+        brain, place = self.brain, self.brain._chooser.ground("tiny", 0.0).prefill_columns
         holders = [*place.names, *map(store_key, STORES)]
         depths = {
             root: {name: self.dice.randint(1, len(names)) for name in holders if self.dice.random() < 0.4}

@@ -357,7 +357,7 @@ def refused(brain: Brain, name: str) -> DispatchDecode | Waits | None:
 def lose(brain: Brain, tokens: int, now: float) -> None:
     """The D of ``r0`` dies after so many tokens; the next one writes, and the dead one is there again."""
     again = replace(rest(), tokens=tokens)
-    lost = brain.recovery.writer("r0")
+    lost = brain.recovery.decode_worker("r0")
     brain.recovery.lost("r0", again, reason=LossReason.RESET, now=now)
     brain.register_worker(replace(member(lost, Role.DECODE), incarnation=f"i{now}"), now)
     brain.decode_order("r0", now)

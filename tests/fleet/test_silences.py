@@ -162,7 +162,7 @@ def test_answers_that_wait_for_their_turn_outlive_a_moment_in_which_nobody_is_he
         begun(beats.brain, ask(name, (number, 500)))
         beats.brain.first_token(name, 0.1)
     beats.steps(0.2)
-    names = [name for name in names if recovery.writer(name) == "d0"]
+    names = [name for name in names if recovery.decode_worker(name) == "d0"]
     started: list[Command | Plan] = []
     for number, name in enumerate(names):
         plan = recovery.lost(name, Rest(ask=ask(name, (100 + number, 500)), tokens=1), reason=LossReason.RESET, now=0.2)

@@ -10,7 +10,7 @@ import pytest
 
 from kvrelay.policy.cost import Kind
 from kvrelay.policy.route import Decision, Path, choose
-from tests.policy.values import prompt, readers, source, ways, writers
+from tests.policy.values import decodes, prefills, prompt, source, ways
 
 
 def picked(decision: Decision | None) -> tuple[str | None, str]:
@@ -35,8 +35,8 @@ def picked(decision: Decision | None) -> tuple[str | None, str]:
 def test_the_p_that_is_done_first_is_chosen(
     queue_s: list[float], cached: list[float], last_chosen: list[int], chosen: str
 ) -> None:
-    there = readers(2, queue_s=queue_s, cached=cached, last_chosen=last_chosen)
-    assert picked(choose(prompt(1000), there, writers(1), ways(2, 1))) == (chosen, "d0")
+    there = prefills(2, queue_s=queue_s, cached=cached, last_chosen=last_chosen)
+    assert picked(choose(prompt(1000), there, decodes(1), ways(2, 1))) == (chosen, "d0")
 
 
 @pytest.mark.parametrize(
@@ -54,19 +54,19 @@ def test_the_p_that_is_done_first_is_chosen(
     ],
 )
 def test_the_d_that_costs_least_is_chosen(more: dict[str, object], chosen: str) -> None:
-    there = writers(2, **more)  # type: ignore[arg-type]
-    assert picked(choose(prompt(1000), readers(1), there, ways(1, 2))) == ("p0", chosen)
+    there = decodes(2, **more)  # type: ignore[arg-type]
+    assert picked(choose(prompt(1000), prefills(1), there, ways(1, 2))) == ("p0", chosen)
 
 
 @pytest.mark.parametrize(("bytes_per_s", "chosen"), [(1e9, "d0"), (5e5, "d1")])
 def test_what_d_s_node_has_counts_where_the_link_is_slow(bytes_per_s: float, chosen: str) -> None:
     link = ways(1, 2, bytes_per_s=bytes_per_s, stored=[0, 1000])
-    assert picked(choose(prompt(1000), readers(1), writers(2), link)) == ("p0", chosen)
+    assert picked(choose(prompt(1000), prefills(1), decodes(2), link)) == ("p0", chosen)
 
 
 def test_a_prompt_that_others_stand_back_for_goes_where_it_delays_nobody() -> None:
-    there = readers(2, passed=[1, 0], queue_s=[0.0, 0.9])
-    decision = choose(prompt(1000), there, writers(1), ways(2, 1))
+    there = prefills(2, passed=[1, 0], queue_s=[0.0, 0.9])
+    decision = choose(prompt(1000), there, decodes(1), ways(2, 1))
     assert picked(decision) == ("p1", "d0")
     assert decision is not None
     (other,) = decision.runners_up
@@ -78,8 +78,8 @@ def test_a_prompt_that_others_stand_back_for_goes_where_it_delays_nobody() -> No
 def test_p_and_d_are_chosen_together() -> None:
     """The idle P has no fast way to the idle D."""
     slow = ways(2, 2, bytes_per_s=[[1e5, 1e9], [1e9, 1e9]])
-    there = writers(2, sequences=[0, 20], kv=[0, 20_000])
-    assert picked(choose(prompt(1000), readers(2, queue_s=[0.0, 0.3]), there, slow)) == ("p1", "d0")
+    there = decodes(2, sequences=[0, 20], kv=[0, 20_000])
+    assert picked(choose(prompt(1000), prefills(2, queue_s=[0.0, 0.3]), there, slow)) == ("p1", "d0")
 
 
 @pytest.mark.parametrize(
@@ -96,8 +96,8 @@ def test_p_and_d_are_chosen_together() -> None:
 def test_a_prompt_stays_on_d_when_that_delays_everybody_less_than_a_hand_off(
     tokens: int, cached_on_d: int, running: int, path: Path
 ) -> None:
-    there = writers(1, computes=True, cached=cached_on_d, sequences=running, running=max(1, running))
-    decision = choose(prompt(tokens), readers(1, cached=cached_on_d), there, ways(1, 1))
+    there = decodes(1, computes=True, cached=cached_on_d, sequences=running, running=max(1, running))
+    decision = choose(prompt(tokens), prefills(1, cached=cached_on_d), there, ways(1, 1))
     assert decision is not None
     assert decision.chosen.path is path
     assert (decision.chosen.prefill is None) == (path is Path.LOCAL)
@@ -117,8 +117,8 @@ def test_a_prompt_stays_on_d_when_that_delays_everybody_less_than_a_hand_off(
 def test_a_short_prompt_need_not_queue_where_d_computes_it_at_less_cost(
     queue_s: float, passed: int, running: int, path: Path
 ) -> None:
-    there = writers(1, computes=True, sequences=running, running=running)
-    decision = choose(prompt(64), readers(1, queue_s=queue_s, passed=[passed]), there, ways(1, 1))
+    there = decodes(1, computes=True, sequences=running, running=running)
+    decision = choose(prompt(64), prefills(1, queue_s=queue_s, passed=[passed]), there, ways(1, 1))
     assert decision is not None
     assert decision.chosen.path is path
 
@@ -126,8 +126,8 @@ def test_a_short_prompt_need_not_queue_where_d_computes_it_at_less_cost(
 def test_a_prefix_is_pulled_or_waited_for_when_that_is_cheaper_than_to_compute_it() -> None:
     peer = source(Kind.PEER, [900, 0], [0.1, 0], "s2")
     running = source(Kind.UNDERWAY, [0, 950], [0, 0.3], "r1/0/0")
-    there = readers(2, more=[peer, running])
-    decision = choose(prompt(1000), there, writers(1), ways(2, 1))
+    there = prefills(2, more=[peer, running])
+    decision = choose(prompt(1000), there, decodes(1), ways(2, 1))
     assert decision is not None
     assert (decision.chosen.prefill, decision.chosen.source, decision.chosen.cached_tokens) == (
         "p0",
@@ -140,13 +140,13 @@ def test_a_prefix_is_pulled_or_waited_for_when_that_is_cheaper_than_to_compute_i
 
 
 def test_nobody_is_chosen_from_nobody() -> None:
-    assert choose(prompt(), readers(0), writers(1), ways(0, 1)) is None
-    assert choose(prompt(), readers(1), writers(0), ways(1, 0)) is None
-    assert choose(prompt(), readers(1), writers(1), ways(1, 1, allowed=False)) is None
+    assert choose(prompt(), prefills(0), decodes(1), ways(0, 1)) is None
+    assert choose(prompt(), prefills(1), decodes(0), ways(1, 0)) is None
+    assert choose(prompt(), prefills(1), decodes(1), ways(1, 1, allowed=False)) is None
 
 
 def test_a_decision_says_why_and_what_else_there_was() -> None:
-    decision = choose(prompt(1000), readers(3, queue_s=[0.0, 1.0, 2.0]), writers(2, sequences=[0, 3]), ways(3, 2))
+    decision = choose(prompt(1000), prefills(3, queue_s=[0.0, 1.0, 2.0]), decodes(2, sequences=[0, 3]), ways(3, 2))
     assert decision is not None
     reasons = decision.explain()
     assert reasons["cost_s"] == {
@@ -173,7 +173,7 @@ def test_the_same_state_gives_the_same_decision() -> None:
     queue = [chance.choice((0.0, 0.1)) for _ in range(64)]
     decisions = {
         msgspec.json.encode(
-            choose(prompt(1000), readers(64, queue_s=queue), writers(64, sequences=queue), ways(64, 64))
+            choose(prompt(1000), prefills(64, queue_s=queue), decodes(64, sequences=queue), ways(64, 64))
         )
         for _ in range(5)
     }
@@ -198,8 +198,8 @@ class Pool:
         count = len(self.holds)
         queue_s = [max(0.0, until - now) for until in self.busy_until_s]
         cached = [shared if prefix in held else 0 for held in self.holds]
-        there = readers(count, queue_s=queue_s, cached=cached, last_chosen=self.last_chosen)
-        decision = choose(prompt(shared + own), there, writers(1), ways(count, 1))
+        there = prefills(count, queue_s=queue_s, cached=cached, last_chosen=self.last_chosen)
+        decision = choose(prompt(shared + own), there, decodes(1), ways(count, 1))
         assert decision is not None
         assert decision.chosen.prefill is not None
         chosen = int(decision.chosen.prefill[1:])

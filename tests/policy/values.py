@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from kvrelay.policy.cost import Coming, Hints, Kind, Offer, Prompt, Readers, Source, Ways, Writers
+from kvrelay.policy.cost import Coming, DecodeColumns, Hints, Kind, Offer, PrefillColumns, Prompt, Source, Ways
 from kvrelay.policy.laws import Laws
 
 PREFILL_RATES = (0.0, 1e-3, 0.0)
@@ -22,7 +22,7 @@ def floats(values: Sequence[float] | float, count: int) -> list[float]:
     return [float(values)] * count if isinstance(values, int | float) else [float(value) for value in values]
 
 
-def readers(
+def prefills(
     count: int,
     prefix: str = "p",
     *,
@@ -33,12 +33,12 @@ def readers(
     rates: tuple[float, float, float] = PREFILL_RATES,
     more: Sequence[Sequence[Offer]] = (),
     token_bytes: float = 1000.0,
-) -> Readers:
+) -> PrefillColumns:
     """``more``: further sources, each by worker."""
     held: list[list[Offer]] = [[(Source(Kind.ENGINE), tokens, 0.0)] for tokens in floats(cached, count)]
     for offers in more:
         held = [[*known, offer] for known, offer in zip(held, offers, strict=True)]
-    return Readers(
+    return PrefillColumns(
         names=tuple(f"{prefix}{number}" for number in range(count)),
         rates=Laws([rates] * count),
         queue_s=floats(queue_s, count),
@@ -62,7 +62,7 @@ def hints_of(offers: Sequence[Sequence[Offer]]) -> Hints:
     return Hints(at_hand=at_hand, stored=[0] * len(offers), coming=coming)
 
 
-def writers(
+def decodes(
     count: int,
     *,
     sequences: Sequence[float] | float = 0.0,
@@ -76,9 +76,9 @@ def writers(
     queue_s: Sequence[float] | float = 0.0,
     passed: Sequence[int] | None = None,
     last_chosen: Sequence[int] | None = None,
-) -> Writers:
-    return Writers(
-        readers=readers(count, "d", cached=cached, queue_s=queue_s, passed=passed, last_chosen=last_chosen),
+) -> DecodeColumns:
+    return DecodeColumns(
+        as_prefills=prefills(count, "d", cached=cached, queue_s=queue_s, passed=passed, last_chosen=last_chosen),
         step_rates=Laws([STEP_RATES] * count),
         answer_s=floats(ANSWER_S, count),
         sequences=floats(sequences, count),
@@ -92,8 +92,8 @@ def writers(
 
 
 def ways(
-    reading: int,
-    writing: int,
+    prefill_count: int,
+    decode_count: int,
     *,
     latency_s: float = 0.005,
     bytes_per_s: float | Sequence[Sequence[float]] = 1e9,
@@ -104,16 +104,19 @@ def ways(
     """Every worker has a store of its own."""
     same = isinstance(bytes_per_s, int | float)
     return Ways(
-        readers=range(reading),
-        writers=range(writing),
-        allowed=[[allowed] * writing] * reading,
-        sources=range(reading),
-        targets=range(writing),
-        latency_s=[[latency_s] * writing] * reading,
-        s_per_byte=[[1 / (bytes_per_s if same else bytes_per_s[p][d]) for d in range(writing)] for p in range(reading)],  # type: ignore[index, operator]
-        in_flight_bytes=[[in_flight] * writing] * reading,
-        least_s=[latency_s] * reading,
-        stored_tokens=[floats(stored, writing)] * reading,
+        prefills=range(prefill_count),
+        decodes=range(decode_count),
+        allowed=[[allowed] * decode_count] * prefill_count,
+        sources=range(prefill_count),
+        targets=range(decode_count),
+        latency_s=[[latency_s] * decode_count] * prefill_count,
+        s_per_byte=[
+            [1 / (bytes_per_s if same else bytes_per_s[p][d]) for d in range(decode_count)]  # type: ignore[index, operator]
+            for p in range(prefill_count)
+        ],
+        in_flight_bytes=[[in_flight] * decode_count] * prefill_count,
+        least_s=[latency_s] * prefill_count,
+        stored_tokens=[floats(stored, decode_count)] * prefill_count,
     )
 
 

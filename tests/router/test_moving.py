@@ -35,7 +35,7 @@ async def fleet(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
     choose = Chooser._choose
 
     def split(self: Chooser, prompt: Any, names: Any, ground: Any, open_to: Open, now: float, **more: Any) -> Any:
-        computing = () if open_to.readers else open_to.computing
+        computing = () if open_to.prefills else open_to.computing
         return choose(self, prompt, names, ground, open_to._replace(computing=computing), now, **more)
 
     monkeypatch.setattr(Chooser, "_choose", split)

@@ -382,8 +382,8 @@ async def test_a_prefill_worker_that_takes_the_rest_for_a_wrong_request_does_not
 
     def over_p(ask: Ask, tried: Collection[str], now: float) -> Pick | None:
         ground = chooser.ground(ask.facts.model, now)
-        writers = [at for at, name in enumerate(ground.writing.names) if name not in tried]
-        open_to = Open(readers=range(len(ground.readers)), writers=writers, computing=())
+        decodes = [at for at, name in enumerate(ground.decode_columns.names) if name not in tried]
+        open_to = Open(prefills=range(len(ground.prefill_workers)), decodes=decodes, computing=())
         return chooser._choose_for_all(ask, ground, open_to, now, may_wait=False)
 
     monkeypatch.setattr(chooser, "resume", over_p)

@@ -165,14 +165,14 @@ class Scheduler:
         may_choose = self._may_choose()
         self._held = self._order.stand_back(self._running if may_choose else (), self._waiting)
         part = [each for each in self._running if each not in self._held]
-        writers = [each for each in part if each.written]
-        if not writers:
+        decoding = [each for each in part if each.written]
+        if not decoding:
             return part, budget
         prompts, chunk_tokens = [each for each in part if not each.written], beside_answers(shared_tokens)
         sharing = 1 if may_choose else max(1, len(prompts))
         self._chunk_tokens = max(1, chunk_tokens // sharing)
-        budget = min(budget, len(writers) + max(chunk_tokens, sharing) + self.waiting)
-        return writers + begun_within(prompts, chunk_tokens) if may_choose else part, budget
+        budget = min(budget, len(decoding) + max(chunk_tokens, sharing) + self.waiting)
+        return decoding + begun_within(prompts, chunk_tokens) if may_choose else part, budget
 
     def _may_choose(self) -> bool:
         """Not where blocks may run out: who runs is preempted in the order in which they were let in."""

@@ -11,7 +11,7 @@ from typing import Generic, NamedTuple
 
 import numpy as np
 
-from kvrelay.policy.cost import LATE_SHARE, Prompt, Writers
+from kvrelay.policy.cost import LATE_SHARE, DecodeColumns, Prompt
 from kvrelay.policy.fit import Floats
 from kvrelay.policy.laws import MANY
 from kvrelay.policy.perf import Number, prefill_seconds, step_seconds
@@ -30,87 +30,87 @@ class Load(NamedTuple, Generic[Number]):
     capacity_tokens: Number
 
 
-class Writing(NamedTuple, Generic[Number]):
-    """Seconds."""
+class DecodeCost(NamedTuple, Generic[Number]):
+    """Seconds that one more answer costs a worker and the requests that run there."""
 
     wait_s: Number
-    """For KV blocks."""
+    """Wait for KV blocks."""
     harm_s: Number
     pressure_s: Number
     step_s: Number
     """Predicted TPOT."""
 
 
-def write(prompt: Prompt, writers: Writers, at: int) -> Writing[float]:
+def decode_cost(prompt: Prompt, decodes: DecodeColumns, at: int) -> DecodeCost[float]:
     """The answer joins the running requests of the worker at this position."""
-    return _write(prompt, _load(writers, at), writers.remaining_tokens, max, min)
+    return _decode_cost(prompt, _load(decodes, at), decodes.remaining_tokens, max, min)
 
 
-class Writings:
-    """Those of all workers, by position; each is worked out once."""
+class DecodeCosts:
+    """What one more answer costs on each worker, by position; each is worked out once."""
 
-    def __init__(self, prompt: Prompt, writers: Writers) -> None:
+    def __init__(self, prompt: Prompt, decodes: DecodeColumns) -> None:
         self._prompt = prompt
-        self._writers = writers
-        self._known: dict[int, Writing[float]] = {}
-        self.seconds = self._of_few() if len(writers.answer_s) < MANY else self._of_many()
+        self._decodes = decodes
+        self._known: dict[int, DecodeCost[float]] = {}
+        self.seconds = self._of_few() if len(decodes.answer_s) < MANY else self._of_many()
         """What it costs on each worker, all in all, from the KV in place to the last token."""
 
     def __repr__(self) -> str:
-        return f"<Writings of {len(self.seconds)} workers>"
+        return f"<DecodeCosts of {len(self.seconds)} workers>"
 
-    def __getitem__(self, at: int, /) -> Writing[float]:
+    def __getitem__(self, at: int, /) -> DecodeCost[float]:
         known = self._known.get(at)
         if known is None:
-            known = self._known[at] = write(self._prompt, self._writers, at)
+            known = self._known[at] = decode_cost(self._prompt, self._decodes, at)
         return known
 
     def _of_few(self) -> list[float]:
-        return [_sum(self[at], answer_s) for at, answer_s in enumerate(self._writers.answer_s)]
+        return [_sum(self[at], answer_s) for at, answer_s in enumerate(self._decodes.answer_s)]
 
     def _of_many(self) -> list[float]:
-        writing = _write(self._prompt, _loads(self._writers), self._writers.remaining_tokens, np.maximum, np.minimum)
-        seconds: list[float] = _sum(writing, np.array(self._writers.answer_s)).tolist()
+        cost = _decode_cost(self._prompt, _loads(self._decodes), self._decodes.remaining_tokens, np.maximum, np.minimum)
+        seconds: list[float] = _sum(cost, np.array(self._decodes.answer_s)).tolist()
         return seconds
 
 
-def _sum(writing: Writing[Number], answer_s: Number) -> Number:
-    return writing.wait_s + answer_s + writing.harm_s + writing.pressure_s
+def _sum(cost: DecodeCost[Number], answer_s: Number) -> Number:
+    return cost.wait_s + answer_s + cost.harm_s + cost.pressure_s
 
 
-def _load(writers: Writers, at: int) -> Load[float]:
+def _load(decodes: DecodeColumns, at: int) -> Load[float]:
     return Load(
-        writers.step_rates[at],
-        writers.readers.rates[at],
-        writers.sequences[at],
-        writers.kv_tokens[at],
-        writers.kv_capacity_tokens[at],
+        decodes.step_rates[at],
+        decodes.as_prefills.rates[at],
+        decodes.sequences[at],
+        decodes.kv_tokens[at],
+        decodes.kv_capacity_tokens[at],
     )
 
 
-def _loads(writers: Writers) -> Load[Floats]:
+def _loads(decodes: DecodeColumns) -> Load[Floats]:
     return Load(
-        writers.step_rates.columns,
-        writers.readers.rates.columns,
-        np.array(writers.sequences, float),
-        np.array(writers.kv_tokens, float),
-        np.array(writers.kv_capacity_tokens, float),
+        decodes.step_rates.columns,
+        decodes.as_prefills.rates.columns,
+        np.array(decodes.sequences, float),
+        np.array(decodes.kv_tokens, float),
+        np.array(decodes.kv_capacity_tokens, float),
     )
 
 
-def _write(
+def _decode_cost(
     prompt: Prompt,
     load: Load[Number],
     remaining_tokens: float,
     most: Callable[[float, Number], Number],
     least: Callable[[float, Number], Number],
-) -> Writing[Number]:
+) -> DecodeCost[Number]:
     need, sequences, kv_tokens, capacity = prompt.held_tokens, load.sequences, load.kv_tokens, load.capacity_tokens
     before_s = step_seconds(load.step_rates, sequences, kv_tokens)
     after_s = step_seconds(load.step_rates, sequences + prompt.sequences, kv_tokens + need)
     share = least(1.0, most(0.0, kv_tokens + need - capacity) / most(1.0, kv_tokens))
     again_s = prefill_seconds(load.prefill_rates, prompt.tokens, 0.0)
-    return Writing(
+    return DecodeCost(
         # Its requests free their blocks one after the other, over the time that they still run.
         wait_s=share * remaining_tokens * before_s,
         harm_s=LATE_SHARE * (after_s - before_s) * sequences * prompt.output_tokens,
