@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 from benchmarks.replay.engine import TracedEngine
 from kvrelay.fleet.brain import Brain
-from kvrelay.fleet.flight import Ask, Command, DispatchDecode, Plan, Start, Waits
+from kvrelay.fleet.flight import Ask, Command, DispatchDecode, Plan, Queued, Start
 from kvrelay.policy.route import Path
 from kvrelay.protocol.feed import PageEvents, PageSnapshot
 from kvrelay.types import WorkerInfo
@@ -82,7 +82,7 @@ class Routed:
 
     def come(self, ask: Ask, now: float) -> Iterable[Sent]:
         plan = self.brain.begin(ask, now)
-        return () if isinstance(plan, Waits) else self._start(ask.facts.request_id, plan, now)
+        return () if isinstance(plan, Queued) else self._start(ask.facts.request_id, plan, now)
 
     def _start(self, request_id: str, plan: Plan, now: float) -> list[Sent]:
         assert plan.path is Path.LOCAL, "without stores nobody hands over"

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from kvrelay.errors import Overloaded
 from kvrelay.fleet.chooser import Chooser
 from kvrelay.fleet.door import Door
-from kvrelay.fleet.flight import Ask, Command, Flight, Plan, Refuse, Start, Waits
-from kvrelay.fleet.ground import Ground
+from kvrelay.fleet.flight import Ask, Command, Flight, Plan, Queued, Refuse, Start
 from kvrelay.fleet.launch import Launcher
 from kvrelay.fleet.ledger import Timeline
 from kvrelay.fleet.pick import Pick
+from kvrelay.fleet.topology import Topology
 from kvrelay.policy.admit import Held, Turned
 from kvrelay.policy.route import Decision
 
@@ -40,34 +40,34 @@ class Admission:
     def __len__(self) -> int:
         return len(self._flights) + len(self._door)
 
-    def begin(self, ask: Ask, now: float) -> Plan | Waits:
+    def begin(self, ask: Ask, now: float) -> Plan | Queued:
         """Choose and reserve for a new request, or let it wait. Raises ``Overloaded``."""
-        ground = self._chooser.ground(ask.facts.model, now)
-        entry = self._door.check(ask, ground, in_flight=len(self), own=self._of_tenant[ask.tenant], now=now)
+        topology = self._chooser.topology(ask.facts.model, now)
+        entry = self._door.check(ask, topology, in_flight=len(self), own=self._of_tenant[ask.tenant], now=now)
         if isinstance(entry, Turned):
             raise self._refused(ask, entry, None, now)
-        aside = self._aside(ask, ground, now)
-        pick = aside or self._chooser.begin(ask, ground, now)
+        aside = self._aside(ask, topology, now)
+        pick = aside or self._chooser.begin(ask, topology, now)
         if pick is None:
             raise self._refused(ask, NOBODY, None, now)
-        verdict = self._door.meet(ask, pick, ground, alone=not self._flights, aside=aside is not None, now=now)
+        verdict = self._door.meet(ask, pick, topology, alone=not self._flights, aside=aside is not None, now=now)
         if isinstance(verdict, Turned):
             raise self._refused(ask, verdict, pick.decision, now)
         held = isinstance(verdict, Held)
-        begun = Waits(request_id=ask.facts.request_id) if held else self._start(ask, pick, ground, now)
+        begun = Queued(request_id=ask.facts.request_id) if held else self._start(ask, pick, topology, now)
         self._of_tenant[ask.tenant] += 1
         return begun
 
-    def _aside(self, ask: Ask, ground: Ground, now: float) -> Pick | None:
+    def _aside(self, ask: Ask, topology: Topology, now: float) -> Pick | None:
         """Where a new request can be served at once by workers that are too short for all those that wait for KV: it
         takes nothing that one of them could have. None: nowhere, or nobody waits so."""
-        room = self._door.waiting.of(ask.facts.model)
-        if (head := room.head()) is None or not self._door.waits_for_kv(head):
+        queue = self._door.waiting.of(ask.facts.model)
+        if (head := queue.head()) is None or not self._door.waits_for_kv(head):
             return None
-        own = ground.decode_columns.least_taking(ask.context_tokens)
-        if head.ask.context_tokens <= own or room.head(own) is not None:
+        own = topology.decode_columns.least_taking(ask.context_tokens)
+        if head.ask.context_tokens <= own or queue.head(own) is not None:
             return None
-        pick = self._chooser.begin(ask, ground, now, own)
+        pick = self._chooser.begin(ask, topology, now, own)
         return pick if pick is not None and self._door.has_room(pick, alone=False, now=now) else None
 
     def _refused(self, ask: Ask, turned: Turned, decision: Decision | None, now: float) -> Overloaded:
@@ -75,8 +75,8 @@ class Admission:
         self._launcher.never_started(ask, status=REFUSED, now=now, decision=decision, refusal=turned.reason)
         return Overloaded(turned.reason, turned.after_s)
 
-    def _start(self, ask: Ask, pick: Pick, ground: Ground, now: float) -> Plan:
-        flight, plan = self._launcher.start(ask, pick, ground, now)
+    def _start(self, ask: Ask, pick: Pick, topology: Topology, now: float) -> Plan:
+        flight, plan = self._launcher.start(ask, pick, topology, now)
         self._flights[flight.request_id] = flight
         return plan
 
@@ -89,30 +89,30 @@ class Admission:
     def _turns_of(self, model: str, now: float) -> Iterator[Command]:
         at_most = math.inf
         while (head := self._door.waiting.of(model).head(at_most)) is not None:
-            ground = self._chooser.ground(model, now)
-            if not ground.decode_workers:
+            topology = self._chooser.topology(model, now)
+            if not topology.decode_workers:
                 return
-            pick = self._chooser.begin(head.ask, ground, now, at_most)
+            pick = self._chooser.begin(head.ask, topology, now, at_most)
             if pick is None:
                 if self._door.has_outgrown(head):
                     yield self._door.outgrown(head, NOBODY)
                     return
                 # Those who take it are not usable now: it waits for them, and holds up nobody who needs less.
-                at_most = ground.decode_columns.most_below(head.ask.context_tokens)
+                at_most = topology.decode_columns.most_below(head.ask.context_tokens)
                 if not at_most:
                     return
                 continue
             verdict = self._door.turn(head, pick, alone=not self._flights, at_most=at_most, now=now)
             if isinstance(verdict, Held):
                 # Who waits for KV does not hold up those for whom there are workers that it cannot have.
-                at_most = ground.decode_columns.most_below(head.ask.context_tokens)
+                at_most = topology.decode_columns.most_below(head.ask.context_tokens)
                 if not at_most or self._door.has_kv(pick):
                     return
                 continue
             if isinstance(verdict, Turned):
                 yield Refuse(request_id=head.request_id, reason=verdict.reason, after_s=verdict.after_s)
                 return  # its end is the next one's turn: thousands that are late must not be judged in one go
-            yield Start(request_id=head.request_id, plan=self._start(head.ask, pick, ground, now))
+            yield Start(request_id=head.request_id, plan=self._start(head.ask, pick, topology, now))
 
     def leave(self, request_id: str, *, status: int, now: float) -> Timeline | None:
         """A request is over that was not begun; None when it was."""

@@ -17,14 +17,14 @@ from kvrelay.fleet.experience import Experience
 from kvrelay.fleet.flight import (
     Ask,
     Command,
-    Condemn,
     DecodeOrder,
     DispatchDecode,
     Flight,
     LegState,
     Plan,
+    Queued,
     Refuse,
-    Waits,
+    RejectPoison,
 )
 from kvrelay.fleet.holdings import Holdings
 from kvrelay.fleet.index import MAX_PAGES, PageIndex
@@ -35,12 +35,12 @@ from kvrelay.fleet.loads import Loads
 from kvrelay.fleet.membership import Membership
 from kvrelay.fleet.milestones import Milestones
 from kvrelay.fleet.outcomes import Outcomes
+from kvrelay.fleet.poison_requests import PoisonRequests
 from kvrelay.fleet.prefix_waits import PrefixWaits
 from kvrelay.fleet.prefixes import Prefixes
 from kvrelay.fleet.recovery import Recovery
+from kvrelay.fleet.request_status import RequestStatuses
 from kvrelay.fleet.silences import Silences
-from kvrelay.fleet.standing import Standings
-from kvrelay.fleet.suspects import Suspects
 from kvrelay.fleet.workers import Fleet
 from kvrelay.policy.admit import Limits
 from kvrelay.policy.loss import LossReason
@@ -76,8 +76,8 @@ class Brain:
         self.prefixes = Prefixes(self.fleet, self.loads.links, self._holdings, longest_hold_s(transfer_wait_s))
         self.outcomes = Outcomes(self.fleet, self._holdings, Lessons(self.experience, self.loads))
         breakers = self.outcomes.breakers
-        sight = self.fleet, self.loads, self._holdings, self.experience, breakers, self.prefixes.reach
-        self._chooser = Chooser(*sight, local_prefill=local_prefill)
+        views = self.fleet, self.loads, self._holdings, self.experience, breakers, self.prefixes.finder
+        self._chooser = Chooser(*views, local_prefill=local_prefill)
         self._launcher = Launcher(self._chooser, self.loads, self.ledger, self.outcomes, self.prefixes, self.fleet.ways)
         self.members = Membership(self.fleet, self.index, self._holdings, self.loads, self.experience, breakers)
         self.door = Door(self.fleet, self.loads, self.experience, breakers, limits or Limits())
@@ -91,12 +91,12 @@ class Brain:
         self._departures = Departures(self._flights, self.waits)
         sources = self.ledger, self.fleet.ways, self.prefixes, self.waits, self.copies
         self.milestones = Milestones(self._flights, *sources, self._dispatch_if_ready)
-        self.suspects = Suspects(self.loads, self.fleet, breakers, knows_all=knows_all)
-        common = self._flights, self.fleet, self.loads, self._chooser, self.suspects
+        self.poison_requests = PoisonRequests(self.loads, self.fleet, breakers, knows_all=knows_all)
+        common = self._flights, self.fleet, self.loads, self._chooser, self.poison_requests
         longest = patience(dead_after_s, transfer_wait_s)
         self.silences = Silences(*common, self.experience, longest)
         self.recovery = Recovery(*common, self._launcher, self.outcomes, self.waits, self.silences, longest)
-        self.standings = Standings(self._flights, self.fleet, self.door, self.silences, self.recovery)
+        self.request_statuses = RequestStatuses(self._flights, self.fleet, self.door, self.silences, self.recovery)
 
     def __repr__(self) -> str:
         return f"<Brain {len(self._flights)} in flight, {self.fleet!r}, {self.loads!r}>"
@@ -146,11 +146,11 @@ class Brain:
 
     def namings(self, model: str, now: float) -> Mapping[PageName, Fingerprint]:
         """How workers of ``model`` name pages: root, and the fingerprint that it comes from."""
-        return self._chooser.ground(model, now).namings
+        return self._chooser.topology(model, now).namings
 
     # ------------------------------------------------------------ begin
 
-    def begin(self, ask: Ask, now: float) -> Plan | Waits:
+    def begin(self, ask: Ask, now: float) -> Plan | Queued:
         """Choose and reserve for a new request, or let it wait. Raises ``Overloaded``."""
         return self._admission.begin(ask, now)
 
@@ -187,13 +187,13 @@ class Brain:
         """
         flight = self._flights[request_id]
         leg = flight.legs[index]
-        self.suspects.prefill_lost(leg, reason, now)
+        self.poison_requests.prefill_lost(leg, reason, now)
         self.outcomes.prefill_failed(leg, now, blamed=blamed)
         self._launcher.release(leg, now)
         leg.state = LegState.FAILED
         flight.timeline.lost(leg.transfer)
         self.waits.failed(leg.transfer)
-        if (error := self.suspects.verdict(leg.blame)) is not None:
+        if (error := self.poison_requests.verdict(leg.crashes)) is not None:
             return [self._turned_away(request_id, error), *self.waits.flush(now)]
         # Before those that waited for it: they may wait for its next attempt.
         assigned = None if flight.dispatched else self._launcher.assign(flight, leg, now)
@@ -202,7 +202,7 @@ class Brain:
 
     def _turned_away(self, request_id: str, error: Harmful | Overloaded) -> Command:
         if isinstance(error, Harmful):
-            return Condemn(request_id=request_id, reason=str(error))
+            return RejectPoison(request_id=request_id, reason=str(error))
         return Refuse(request_id=request_id, reason=str(error), after_s=error.after_s)
 
     def transfer_event(self, event: TransferEvent, now: float) -> list[Command]:
@@ -231,7 +231,7 @@ class Brain:
 
     def decode_refused(
         self, request_id: str, now: float, *, reason: LossReason | None = None
-    ) -> DispatchDecode | Waits | None:
+    ) -> DispatchDecode | Queued | None:
         """D failed before its first byte reached the client, for this ``reason``: another one is to be asked, now or
         when the ``DispatchDecode`` comes that is waited for, unless a ``Refuse`` does; None when no other D is left.
 
@@ -243,7 +243,7 @@ class Brain:
         else:
             self.outcomes.decode_refused(flight, now)
         self.waits.failed(request_id)
-        self.suspects.decode_lost(flight, reason, now)
+        self.poison_requests.decode_lost(flight, reason, now)
         return self.recovery.refused(request_id, reason, now)
 
     def first_token(self, request_id: str, now: float) -> list[Command]:

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 
 import msgspec
 
+from kvrelay.fleet.admission_queue import AdmissionQueue, AdmissionQueues, QueuedRequest
 from kvrelay.fleet.breakers import Breakers
 from kvrelay.fleet.experience import Experience
 from kvrelay.fleet.flight import Ask, Refuse
-from kvrelay.fleet.ground import Ground
 from kvrelay.fleet.loads import Loads
 from kvrelay.fleet.overtaking import Overtaking
 from kvrelay.fleet.pick import Pick
-from kvrelay.fleet.waiting import Waiting, WaitingRoom, WaitingRooms
+from kvrelay.fleet.topology import Topology
 from kvrelay.fleet.workers import Fleet
 from kvrelay.policy.admit import RETRY_AFTER_S, Accepted, Held, Limits, Outlook, Turned, admit, judge
 from kvrelay.policy.cost import WAITS
@@ -36,9 +36,9 @@ class Door:
         self._experience = experience
         self._breakers = breakers
         self._limits = limits
-        self.waiting = WaitingRooms()
+        self.waiting = AdmissionQueues()
         self._overtaking = Overtaking()
-        self._late: dict[str, Waiting] = {}
+        self._late: dict[str, QueuedRequest] = {}
         """Requests that were told to go and have not gone yet."""
         self.refused: Counter[str] = Counter()
         """Requests turned away, by kind."""
@@ -49,18 +49,18 @@ class Door:
     def __len__(self) -> int:
         return len(self.waiting) + len(self._late)
 
-    def leave(self, request_id: str) -> Waiting | None:
+    def leave(self, request_id: str) -> QueuedRequest | None:
         """A request is over; None when it was let in."""
         self._overtaking.leave(request_id)
         return self.waiting.drop(request_id) or self._late.pop(request_id, None)
 
-    def check(self, ask: Ask, ground: Ground, *, in_flight: int, own: int, now: float) -> Accepted | Turned:
+    def check(self, ask: Ask, topology: Topology, *, in_flight: int, own: int, now: float) -> Accepted | Turned:
         """Whether anybody may come in at all; ``own``: those in flight that are its tenant's."""
-        back_in_s = 0.0 if ground.decode_workers else self._back_in_s(ask.facts.model, now)
+        back_in_s = 0.0 if topology.decode_workers else self._back_in_s(ask.facts.model, now)
         return admit(
             in_flight=in_flight,
             own=own if self._limits.shared else 0,
-            decoders=len(ground.decode_workers),
+            decoders=len(topology.decode_workers),
             back_in_s=back_in_s,
             limit=self._limits.in_flight,
         )
@@ -71,12 +71,12 @@ class Door:
         return self._breakers.wait_s(decoders, now)
 
     def meet(
-        self, ask: Ask, pick: Pick, ground: Ground, *, alone: bool, aside: bool = False, now: float
+        self, ask: Ask, pick: Pick, topology: Topology, *, alone: bool, aside: bool = False, now: float
     ) -> Accepted | Held | Turned:
         """A new request: whether it may start as ``pick`` says. If it is held, it waits from now on. ``aside``: nobody
         who waits goes before it."""
-        waiting = WaitingRoom() if aside else self.waiting.of(ask.facts.model)
-        outlook = self._outlook(ask, pick, ground, waiting, alone=alone, now=now)
+        waiting = AdmissionQueue() if aside else self.waiting.of(ask.facts.model)
+        outlook = self._outlook(ask, pick, topology, waiting, alone=alone, now=now)
         verdict = judge(ask.slo, outlook, self._limits)
         if isinstance(verdict, Turned):
             return verdict
@@ -86,22 +86,24 @@ class Door:
             self._overtaking.went_before(head.request_id, pick.kv_tokens)
         return verdict
 
-    def waits_for_kv(self, request: Waiting) -> bool:
+    def waits_for_kv(self, request: QueuedRequest) -> bool:
         """Whether there was none for it when it came or when its turn did."""
         return self._overtaking.is_passed(request.request_id)
 
     def _hold(self, ask: Ask, pick: Pick, until_s: float, now: float) -> None:
         if not self.has_kv(pick):
             self._overtaking.lacks_kv(ask.facts.request_id)
-        self.waiting.add(Waiting(ask=ask, seconds=pick.prefill_s, since_s=now, until_s=until_s, decision=pick.decision))
+        self.waiting.add(
+            QueuedRequest(ask=ask, seconds=pick.prefill_s, since_s=now, until_s=until_s, decision=pick.decision)
+        )
 
     def _outlook(
-        self, ask: Ask, pick: Pick, ground: Ground, waiting: WaitingRoom, *, alone: bool, now: float
+        self, ask: Ask, pick: Pick, topology: Topology, waiting: AdmissionQueue, *, alone: bool, now: float
     ) -> Outlook:
         ahead_s = waiting.ahead_s(ask, pick.prefill_s) if waiting else 0.0
         return msgspec.structs.replace(
             self._prospect(ask, pick, alone=alone and not waiting, now=now),
-            ahead_s=ahead_s / (len(ground.prefill_workers) or len(ground.decode_workers)),
+            ahead_s=ahead_s / (len(topology.prefill_workers) or len(topology.decode_workers)),
             room=self.has_room(pick, alone=alone, now=now),
             overtakes=self._overtakes(pick, waiting),
         )
@@ -119,9 +121,9 @@ class Door:
         )
 
     def turn(
-        self, head: Waiting, pick: Pick, *, alone: bool, at_most: float = math.inf, now: float
+        self, head: QueuedRequest, pick: Pick, *, alone: bool, at_most: float = math.inf, now: float
     ) -> Accepted | Held | Turned:
-        """The head of a room, of those that need ``at_most`` such a context, may start as ``pick`` says, waits on, or
+        """The head of a queue, of those that need ``at_most`` such a context, may start as ``pick`` says, waits on, or
         is turned away: its promise could be kept when it came, but what was predicted may have changed."""
         if not self.has_room(pick, alone=alone, now=now):
             if not self.has_kv(pick):
@@ -136,23 +138,23 @@ class Door:
             self._turn_away(msgspec.structs.replace(head, decision=pick.decision), verdict.kind, verdict.reason)
         return verdict
 
-    def has_outgrown(self, head: Waiting) -> bool:
+    def has_outgrown(self, head: QueuedRequest) -> bool:
         """Whether no worker that is known, usable now or not, takes its prompt and answer."""
         return head.ask.context_tokens > self._fleet.longest_context(head.ask.facts.model)
 
-    def outgrown(self, head: Waiting, turned: Turned) -> Refuse:
+    def outgrown(self, head: QueuedRequest, turned: Turned) -> Refuse:
         """The last worker that takes so long a prompt and its answer has left: nobody is to wait behind it."""
         self._turn_away(head, turned.kind, turned.reason)
         return Refuse(request_id=head.request_id, reason=turned.reason, after_s=turned.after_s)
 
-    def _turn_away(self, request: Waiting, kind: str, why: str) -> None:
+    def _turn_away(self, request: QueuedRequest, kind: str, why: str) -> None:
         """It waits no more; its end will be told."""
         self.refused[kind] += 1
         self._overtaking.leave(request.request_id)
         self.waiting.drop(request.request_id)
         self._late[request.request_id] = msgspec.structs.replace(request, refusal=why)
 
-    def _overtakes(self, pick: Pick, waiting: WaitingRoom) -> bool:
+    def _overtakes(self, pick: Pick, waiting: AdmissionQueue) -> bool:
         """Much shorter than those that wait are on average, and no more than a crumb of the KV that they may be waiting
         for."""
         head = waiting.head()
@@ -185,5 +187,5 @@ class Door:
             self._turn_away(request, "deadline", why)
             yield Refuse(request_id=request.request_id, reason=why, after_s=RETRY_AFTER_S)
 
-    def _why_late(self, request: Waiting, now: float) -> str:
+    def _why_late(self, request: QueuedRequest, now: float) -> str:
         return f"it waited {now - request.since_s:.1f} s and its turn did not come in time; retry later"

@@ -8,10 +8,10 @@ from enum import StrEnum
 from kvrelay.fleet.ledger import Timeline
 from kvrelay.fleet.loads import DecodeReservation, PrefillReservation
 from kvrelay.policy.admit import Slo
+from kvrelay.policy.crash_history import CrashHistory
 from kvrelay.policy.loss import LossReason
 from kvrelay.policy.recover import Losses, Manner
 from kvrelay.policy.route import Path
-from kvrelay.policy.suspect import Blame
 from kvrelay.protocol.feed import PushOrder
 from kvrelay.types import PromptNames, RequestFacts, Value, WorkerInfo
 
@@ -82,7 +82,7 @@ class Plan(Value, frozen=True, kw_only=True):
     """Of a request that D serves alone: a ``DispatchDecode`` will come. Else D is to be asked at once."""
 
 
-class Waits(Value, frozen=True, kw_only=True):
+class Queued(Value, frozen=True, kw_only=True):
     """The request waits in the router, to begin or to go on; a ``Start`` or a ``Refuse`` will come."""
 
     request_id: str
@@ -103,7 +103,7 @@ class Refuse(Value, frozen=True, kw_only=True):
     after_s: float
 
 
-class Condemn(Value, frozen=True, kw_only=True):
+class RejectPoison(Value, frozen=True, kw_only=True):
     """Command: the request kills its workers, and no other one is to have it; ``reason`` is a sentence for its
     client."""
 
@@ -148,7 +148,7 @@ class PullPages(Value, frozen=True, kw_only=True):
     order: PushOrder
 
 
-Command = Start | Refuse | Condemn | SendPrefill | DispatchDecode | AbandonPrefill | AbandonDecode | PullPages
+Command = Start | Refuse | RejectPoison | SendPrefill | DispatchDecode | AbandonPrefill | AbandonDecode | PullPages
 
 
 class LegState(StrEnum):
@@ -182,7 +182,7 @@ class PromptLeg:
     """KV type of the pages that the chosen P writes."""
     reservation: PrefillReservation | None = None
     tried: set[str] = field(default_factory=set)
-    blame: Blame = field(default_factory=Blame)
+    crashes: CrashHistory = field(default_factory=CrashHistory)
     """For the deaths of its Ps."""
     sent_s: float = 0.0
     """When it was sent to the current one."""
@@ -251,7 +251,7 @@ class Flight:
     dispatched: bool = False
     writes: bool = False
     """Its D has written something."""
-    blame: Blame = field(default_factory=Blame)
+    crashes: CrashHistory = field(default_factory=CrashHistory)
     """For the deaths of its Ds since one wrote."""
     asked_s: float = 0.0
     """When the current one was asked."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from kvrelay.fleet.ground import Place
 from kvrelay.fleet.index import PageIndex, store_key
 from kvrelay.fleet.links import Links
+from kvrelay.fleet.topology import WorkerColumns
 from kvrelay.fleet.workers import Fleet
 from kvrelay.identity import root_of
 from kvrelay.types import PageFormat, PageName, PromptNames, StoreInfo, WorkerInfo
@@ -68,7 +68,7 @@ def names_for(worker: WorkerInfo, prompt: PromptNames) -> tuple[PageName, ...]:
     return prompt.get(root_of(worker.engine.fingerprint), ())
 
 
-def stored_tokens(prefills: Place, decodes: Place, depths: Depths) -> list[list[float]]:
+def stored_tokens(prefills: WorkerColumns, decodes: WorkerColumns, depths: Depths) -> list[list[float]]:
     """``[prefill][decode]``: prefix in P's kind of pages that D's node has, in tokens."""
     rows: dict[PageName, list[float]] = {}
     for root, members in prefills.kinds.items():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from kvrelay.fleet.chooser import Chooser, longest_prompt
 from kvrelay.fleet.flight import Ask, Command, Flight, LegState, Plan, PrefillOrder, PromptLeg, PullPages, SendPrefill
-from kvrelay.fleet.ground import Ground
 from kvrelay.fleet.holdings import names_for
 from kvrelay.fleet.holds import OWN, Ending, Hold
 from kvrelay.fleet.ledger import NOT_BEGUN, Ledger, Timeline
@@ -12,7 +11,8 @@ from kvrelay.fleet.loads import Loads
 from kvrelay.fleet.outcomes import Outcomes
 from kvrelay.fleet.pick import Pick
 from kvrelay.fleet.prefix_wait import PrefixWait
-from kvrelay.fleet.prefixes import Outgoing, Prefixes, Wait
+from kvrelay.fleet.prefixes import Outgoing, Prefixes, PrefixHold
+from kvrelay.fleet.topology import Topology
 from kvrelay.fleet.ways import Ways
 from kvrelay.policy.patience import MOST_HOLDS
 from kvrelay.policy.route import Decision, Path
@@ -48,10 +48,10 @@ class Launcher:
     def __repr__(self) -> str:
         return f"<Launcher onto {self._loads!r}>"
 
-    def start(self, ask: Ask, pick: Pick, ground: Ground, now: float) -> tuple[Flight, Plan]:
+    def start(self, ask: Ask, pick: Pick, topology: Topology, now: float) -> tuple[Flight, Plan]:
         """A new request goes where ``pick`` says."""
         flight = self._open(ask, pick, now)
-        reason = self._chooser.why_local(ask, pick.decode, ground) if pick.prefill is None else ""
+        reason = self._chooser.why_local(ask, pick.decode, topology) if pick.prefill is None else ""
         flight.timeline.mark("routed", now)
         plan = self._lay(flight, pick, reason, now)
         flight.timeline.path, flight.timeline.local_reason = flight.path.value, reason
@@ -67,16 +67,16 @@ class Launcher:
         """Who computes the prompts, and what they wait for before."""
         local = pick.prefill is None
         flight.path = Path.LOCAL if local else Path.REMOTE_PREFILL
-        wait = self._stay(flight, pick, now) if local else None
+        hold = self._stay(flight, pick, now) if local else None
         assigned = [] if local else self._assign_all(flight, pick, now)
-        flight.dispatched = local and wait is None
-        pulls = [wait.pull] if wait is not None else [each.pull for each in assigned]
+        flight.dispatched = local and hold is None
+        pulls = [hold.pull] if hold is not None else [each.pull for each in assigned]
         return Plan(
             path=flight.path,
             local_reason=reason,
             prefills=tuple(each.order for each in assigned if each.order is not None),
             pulls=tuple(pull for pull in pulls if pull is not None),
-            held=wait is not None,
+            held=hold is not None,
         )
 
     def never_started(self, ask: Ask, *, status: int, now: float, decision: Decision | None, refusal: str) -> Timeline:
@@ -118,7 +118,7 @@ class Launcher:
         flight.timeline.decode_worker = pick.decode.name
         flight.timeline.decide(about, pick.decision)
 
-    def _stay(self, flight: Flight, pick: Pick, now: float) -> Wait | None:
+    def _stay(self, flight: Flight, pick: Pick, now: float) -> PrefixHold | None:
         """D computes the prompt itself; how it waits before, when it does."""
         facts = flight.ask.facts
         if len(facts.prompt_tokens) > 1 or not facts.page_names:
@@ -136,9 +136,9 @@ class Launcher:
         )
         return self._begin(flight, outgoing, now)
 
-    def _begin(self, flight: Flight, outgoing: Outgoing, now: float) -> Wait | None:
-        wait = self._prefixes.begin(outgoing, now)
-        if wait is not None:
+    def _begin(self, flight: Flight, outgoing: Outgoing, now: float) -> PrefixHold | None:
+        hold = self._prefixes.begin(outgoing, now)
+        if hold is not None:
             option = outgoing.option
             flight.timeline.held(
                 PrefixWait(
@@ -146,11 +146,11 @@ class Launcher:
                     source=option.source.kind,
                     origin=option.source.origin,
                     tokens=option.cached_tokens,
-                    predicted_s=wait.hold.predicted_s,
+                    predicted_s=hold.hold.predicted_s,
                     since_s=now,
                 )
             )
-        return wait
+        return hold
 
     def _assign_all(self, flight: Flight, pick: Pick, now: float) -> list[Assigned]:
         """A P for every prompt; that of the longest was chosen together with D."""
@@ -245,10 +245,10 @@ class Launcher:
             option=pick.decision.chosen,
             order=order,
         )
-        wait = self._begin(flight, outgoing, now)
-        if wait is None:
+        hold = self._begin(flight, outgoing, now)
+        if hold is None:
             self._outcomes.prefill_sent(leg, now, alone=alone)
             return Assigned(order=order)
         self._loads.hold(reservation, now)
         leg.state, leg.holds = LegState.HELD, leg.holds + 1
-        return Assigned(pull=wait.pull)
+        return Assigned(pull=hold.pull)

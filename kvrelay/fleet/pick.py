@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from kvrelay.fleet.flight import Ask, PromptLeg
-from kvrelay.fleet.ground import chunk_tokens
 from kvrelay.fleet.loads import DecodeReservation, PrefillReservation
+from kvrelay.fleet.topology import chunk_tokens
 from kvrelay.fleet.workers import Handoff
 from kvrelay.policy.cost import Item, uncached_tokens
 from kvrelay.policy.route import Decision

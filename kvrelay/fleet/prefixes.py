@@ -10,8 +10,8 @@ from kvrelay.fleet.holdings import Holdings
 from kvrelay.fleet.holds import Ending, Hold, Holds
 from kvrelay.fleet.index import store_key
 from kvrelay.fleet.links import Links
+from kvrelay.fleet.prefix_finder import PrefixFinder
 from kvrelay.fleet.pulls import Pull, Pulls
-from kvrelay.fleet.reach import Reach
 from kvrelay.fleet.underway import Underway, Work
 from kvrelay.fleet.workers import Fleet
 from kvrelay.policy.cost import Item, Kind
@@ -52,7 +52,7 @@ class Outgoing(Value, frozen=True, kw_only=True):
         return min(len(self.whole), math.ceil(self.option.cached_tokens / self.page_tokens))
 
 
-class Wait(Value, frozen=True, kw_only=True):
+class PrefixHold(Value, frozen=True, kw_only=True):
     """A prompt is held back; ``pull`` is what to ask a store for."""
 
     hold: Hold
@@ -69,16 +69,16 @@ class Prefixes:
         self.underway = Underway()
         self.holds = Holds()
         self.pulls = Pulls(links, holdings)
-        self.reach = Reach(fleet, links, self.underway, self.holds, self.pulls, longest_s)
+        self.finder = PrefixFinder(fleet, links, self.underway, self.holds, self.pulls, longest_s)
 
     def __repr__(self) -> str:
         return f"<Prefixes {self.underway!r}, {self.holds!r}, {self.pulls!r}>"
 
     # ------------------------------------------------------------ beginning
 
-    def begin(self, prompt: Outgoing, now: float) -> Wait | None:
+    def begin(self, prompt: Outgoing, now: float) -> PrefixHold | None:
         """A prompt is to be computed as its option says; how it waits, when it does."""
-        wait = self._wait(prompt, now)
+        held = self._hold_back(prompt, now)
         items = dict(prompt.option.items)
         begin_s = now + items.get(Item.QUEUE, items[Item.DECODE_WAIT]) + items[Item.SOURCE]
         self.underway.begin(
@@ -92,15 +92,15 @@ class Prefixes:
                 seconds=items[Item.PREFILL],
             )
         )
-        return wait
+        return held
 
-    def _wait(self, prompt: Outgoing, now: float) -> Wait | None:
+    def _hold_back(self, prompt: Outgoing, now: float) -> PrefixHold | None:
         kind, origin = prompt.option.source
         if kind is Kind.UNDERWAY:
             work = self.underway.get(origin)
             if work is None or self._comes_by_itself(prompt, work):
                 return None
-            return Wait(hold=self._hold(prompt, work, now))
+            return PrefixHold(hold=self._hold(prompt, work, now))
         if kind is Kind.PEER:
             return self._pull(prompt, origin, now)
         return None
@@ -129,7 +129,7 @@ class Prefixes:
         self.holds.add(hold)
         return hold
 
-    def _pull(self, prompt: Outgoing, source: str, now: float) -> Wait | None:
+    def _pull(self, prompt: Outgoing, source: str, now: float) -> PrefixHold | None:
         target = self._fleet.stores.get(prompt.computed_on.store)
         if target is None:
             return None
@@ -167,7 +167,7 @@ class Prefixes:
             format=form,
             push_to=target.info.address,
         )
-        return Wait(hold=hold, pull=PullPages(request_id=prompt.request_id, store=source, order=order))
+        return PrefixHold(hold=hold, pull=PullPages(request_id=prompt.request_id, store=source, order=order))
 
     # ------------------------------------------------------------ what happens to works
 

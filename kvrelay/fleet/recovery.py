@@ -7,28 +7,28 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 
 from kvrelay.errors import Harmful, Overloaded
-from kvrelay.fleet.chances import Chances
 from kvrelay.fleet.chooser import Chooser
+from kvrelay.fleet.decode_availability import DecodeAvailability
 from kvrelay.fleet.flight import (
     Ask,
     Command,
     DispatchDecode,
     Flight,
     Plan,
+    Queued,
     Refuse,
     Rest,
     Start,
-    Waits,
 )
 from kvrelay.fleet.launch import Launcher
 from kvrelay.fleet.loads import Loads
 from kvrelay.fleet.lost_answer import LostAnswer
 from kvrelay.fleet.outcomes import Outcomes
 from kvrelay.fleet.pick import Pick
+from kvrelay.fleet.poison_requests import PoisonRequests
 from kvrelay.fleet.prefix_waits import PrefixWaits
 from kvrelay.fleet.silences import Silences
 from kvrelay.fleet.strategies import choice, resumption
-from kvrelay.fleet.suspects import Suspects
 from kvrelay.fleet.turns import Turns
 from kvrelay.fleet.workers import Fleet
 from kvrelay.policy.admit import RETRY_AFTER_S
@@ -52,7 +52,7 @@ class Recovery:
         fleet: Fleet,
         loads: Loads,
         chooser: Chooser,
-        suspects: Suspects,
+        poison_requests: PoisonRequests,
         launcher: Launcher,
         outcomes: Outcomes,
         waits: PrefixWaits,
@@ -63,7 +63,7 @@ class Recovery:
         self._fleet = fleet
         self._loads = loads
         self._chooser = chooser
-        self._suspects = suspects
+        self._poison_requests = poison_requests
         self._launcher = launcher
         self._outcomes = outcomes
         self._waits = waits
@@ -85,13 +85,13 @@ class Recovery:
         """Its D: the one that was lost, as long as no other one is found."""
         return self._flights[request_id].decode.worker
 
-    def lost(self, request_id: str, rest: Rest, *, reason: LossReason, now: float) -> Plan | Waits:
+    def lost(self, request_id: str, rest: Rest, *, reason: LossReason, now: float) -> Plan | Queued:
         """D is gone. A plan to go on by, or a wait for one. Raises ``Harmful`` and ``Overloaded``, with what the client
         is told: the answer ends here."""
         flight = self._flights[request_id]
         flight.losses = flight.losses.another(rest.tokens)
         try:
-            self._suspects.decode_lost(flight, reason, now)
+            self._poison_requests.decode_lost(flight, reason, now)
         except (Harmful, Overloaded):
             self._give_back(flight, now, blamed=True)
             flight.timeline.lose(resumption(flight, reason, rest, now, goes_on=False))
@@ -105,7 +105,7 @@ class Recovery:
             raise Overloaded(_CANNOT if rest.ask is None else _TOO_OFTEN, RETRY_AFTER_S)
         pick = self._pick(flight, rest.ask, rest, now)
         lost = LostAnswer(flight, rest.ask, rest, pick.prefill_s if pick is not None else 0.0, now)
-        waits = pick is None and self._chances(lost, now).only_soon(lost, self._tried(flight))
+        waits = pick is None and self._availability(lost, now).only_soon(lost, self._tried(flight))
         goes_on = pick is not None or waits
         flight.timeline.lose(resumption(flight, reason, rest, now, goes_on=goes_on))
         if not goes_on:
@@ -113,9 +113,9 @@ class Recovery:
         if pick is not None and self._is_next(lost.ask, pick, now):
             return self._go(flight, lost.ask, pick, now)
         self._turns.wait(lost.found(nobody=waits, now=now))
-        return Waits(request_id=request_id)
+        return Queued(request_id=request_id)
 
-    def refused(self, request_id: str, reason: LossReason | None, now: float) -> DispatchDecode | Waits | None:
+    def refused(self, request_id: str, reason: LossReason | None, now: float) -> DispatchDecode | Queued | None:
         """D is gone before it wrote a word. Another one, a wait for one, or None: nobody is left."""
         flight = self._flights[request_id]
         if reason is LossReason.FORGOTTEN:
@@ -123,12 +123,12 @@ class Recovery:
         pick = self._chooser.decode(flight.ask, self._tried(flight), now)
         rest = Rest(ask=flight.ask, tokens=0, manner=Manner.RESTART)
         lost = LostAnswer(flight, flight.ask, rest, pick.prefill_s if pick is not None else 0.0, now)
-        if pick is None and not self._chances(lost, now).only_soon(lost, self._tried(flight)):
+        if pick is None and not self._availability(lost, now).only_soon(lost, self._tried(flight)):
             return None
         if pick is not None and self._is_next(flight.ask, pick, now):
             return self._move(flight, pick, now)
         self._turns.wait(lost.found(nobody=pick is None, now=now))
-        return Waits(request_id=request_id)
+        return Queued(request_id=request_id)
 
     def _move(self, flight: Flight, pick: Pick, now: float) -> DispatchDecode:
         """What P has computed, or still does, stays as it is; what lies too far away is computed again."""
@@ -136,9 +136,9 @@ class Recovery:
         self._launcher.move(flight, pick, now)
         return DispatchDecode(request_id=flight.request_id)
 
-    def _chances(self, lost: LostAnswer, now: float) -> Chances:
-        model = lost.model
-        return Chances.of(model, self._chooser.ground(model, now), self._fleet.workers, self._patience.leave_s, now)
+    def _availability(self, lost: LostAnswer, now: float) -> DecodeAvailability:
+        topology = self._chooser.topology(lost.model, now)
+        return DecodeAvailability.of(lost.model, topology, self._fleet.workers, self._patience.leave_s, now)
 
     def _tried(self, flight: Flight) -> set[str]:
         """Who has failed it and was not restarted since."""
@@ -152,7 +152,7 @@ class Recovery:
         if rest.manner is Manner.REPLAY:
             shunned |= {
                 worker.name
-                for worker in self._chooser.ground(ask.facts.model, now).decode_workers
+                for worker in self._chooser.topology(ask.facts.model, now).decode_workers
                 if not worker.engine.replays
                 or not may_replay(rest.replay_tokens, self._silences.step_s(worker.name, now))
             }
@@ -203,8 +203,8 @@ class Recovery:
         return predicted.cached_tokens if predicted is not None else None
 
     def _workers(self, model: str, now: float) -> int:
-        ground = self._chooser.ground(model, now)
-        return max(1, len({worker.name for worker in (*ground.prefill_workers, *ground.decode_workers)}))
+        topology = self._chooser.topology(model, now)
+        return max(1, len({worker.name for worker in (*topology.prefill_workers, *topology.decode_workers)}))
 
     def _spend(self, ask: Ask, pick: Pick, now: float) -> None:
         model = ask.facts.model
@@ -254,11 +254,11 @@ class Recovery:
 
     def _look_for_decode_workers(self, now: float) -> None:
         """Who waits for one at all? Those whose turn is far off, too: each of them is to wait as long as the others."""
-        chances: dict[str, Chances] = {}
+        availability: dict[str, DecodeAvailability] = {}
         for lost in self._turns:
-            if lost.model not in chances:
-                chances[lost.model] = self._chances(lost, now)
-            nobody = chances[lost.model].only_soon(lost, self._tried(lost.flight))
+            if lost.model not in availability:
+                availability[lost.model] = self._availability(lost, now)
+            nobody = availability[lost.model].only_soon(lost, self._tried(lost.flight))
             if nobody is (lost.nobody_since_s is None):
                 self._turns.wait(lost.found(nobody=nobody, now=now))
 

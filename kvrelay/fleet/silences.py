@@ -10,8 +10,8 @@ from kvrelay.fleet.chooser import Chooser
 from kvrelay.fleet.experience import Experience
 from kvrelay.fleet.flight import AbandonDecode, AbandonPrefill, Command, Flight, LegState, PromptLeg
 from kvrelay.fleet.loads import Loads, PrefillReservation
+from kvrelay.fleet.poison_requests import PoisonRequests
 from kvrelay.fleet.steps import FORGET_S, Steps
-from kvrelay.fleet.suspects import Suspects
 from kvrelay.fleet.workers import Fleet
 from kvrelay.policy.loss import LossReason
 from kvrelay.policy.recover import Patience
@@ -26,7 +26,7 @@ class Silences:
         fleet: Fleet,
         loads: Loads,
         chooser: Chooser,
-        suspects: Suspects,
+        poison_requests: PoisonRequests,
         experience: Experience,
         patience: Patience,
     ) -> None:
@@ -34,7 +34,7 @@ class Silences:
         self._fleet = fleet
         self._loads = loads
         self._chooser = chooser
-        self._suspects = suspects
+        self._poison_requests = poison_requests
         self._experience = experience
         self._patience = patience
         self._steps = Steps()
@@ -152,7 +152,7 @@ class Silences:
                     continue
                 if self._is_stalled(held.worker, leg.heard_s, now):
                     self._stall(held.worker, now)
-                    self._suspects.prefill_lost(leg, LossReason.SILENT, now)
+                    self._poison_requests.prefill_lost(leg, LossReason.SILENT, now)
                 elif silent_s <= self._patience.forget_s(held.due_s) or not self._is_lost_among_others(leg, held):
                     continue
                 yield AbandonPrefill(request_id=flight.request_id, index=leg.index)

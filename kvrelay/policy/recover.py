@@ -15,7 +15,7 @@ MAX_IN_A_ROW = 8
 """Losses that one answer outlives before it gets on."""
 PROGRESS_TOKENS = 16
 """It got on when so many were written since the last loss. What kills its workers at some token does so wherever it
-goes on from there: a word or two, after which it is not under suspicion (``policy.suspect``), are no progress."""
+goes on from there: a word or two, after which it is not under suspicion (``policy.crash_history``), are no progress."""
 MAX_IN_ALL = 32
 """Losses that one answer outlives however far it gets between them."""
 

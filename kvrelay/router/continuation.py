@@ -17,10 +17,10 @@ from kvrelay.router.failures import failure
 from kvrelay.router.replayed import ReplayedText
 from kvrelay.router.rest import Differs, Part, RestOfText
 from kvrelay.router.resumable import Remains
+from kvrelay.router.stream_silence import StreamSilence
 from kvrelay.router.tap import Tap
 from kvrelay.router.tokens import Tokens
 from kvrelay.router.upstream import Reply
-from kvrelay.router.wait import Wait
 
 log = logging.getLogger("kvrelay.router")
 
@@ -191,9 +191,9 @@ News = tuple[RestOfChoice, Reply, bytes | KvrelayError]
 class Continuation:
     """All choices that are still open, each from a reply of its own."""
 
-    def __init__(self, legs: Sequence[tuple[RestOfChoice, Reply]], wait: Wait) -> None:
+    def __init__(self, legs: Sequence[tuple[RestOfChoice, Reply]], silence: StreamSilence) -> None:
         self._legs = legs
-        self._wait = wait
+        self._silence = silence
         self._news: asyncio.Queue[News] = asyncio.Queue(HELD_BLOCKS * len(legs))
         self._readers: list[asyncio.Task[None]] = []
 
@@ -203,12 +203,12 @@ class Continuation:
     async def blocks(self) -> AsyncIterator[bytes]:
         """Events until every choice has come to its end. Raises ``Lost``, ``Malformed``."""
         self._readers = [asyncio.create_task(self._read(rest, reply)) for rest, reply in self._legs]
-        begin, end = self._wait.begin, self._wait.end  # of the first word: its prompt is computed meanwhile
+        begin, end = self._silence.begin, self._silence.end  # of the first word: its prompt is computed meanwhile
         while not all(rest.finished for rest, _ in self._legs):
             begin()
             rest, reply, news = await self._news.get()
             end()
-            begin, end = self._wait.again, self._wait.heard
+            begin, end = self._silence.again, self._silence.heard
             if rest.finished:
                 continue
             if isinstance(news, KvrelayError):

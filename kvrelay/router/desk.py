@@ -200,8 +200,8 @@ class Desk:
         now = self._clock()
         self.obey(self._brain.tick(now))
         for request_id, exchange in list(self._open.items()):
-            if (since_s := exchange.wait.silent_since_s) is not None:
-                self.obey(self._brain.silences.unanswered(request_id, since_s, now, exchange.wait.gap_s))
+            if (since_s := exchange.silence.silent_since_s) is not None:
+                self.obey(self._brain.silences.unanswered(request_id, since_s, now, exchange.silence.gap_s))
         if self._brain.copies.is_on and now - self._looked_s > COPY_EVERY_S:
             self._looked_s = now
             self._copy(now)
@@ -212,22 +212,22 @@ class Desk:
             if (written := exchange.written()) is not None:
                 self.obey(self._brain.copies.look(request_id, *written, now))
 
-    def standing(self, request_id: str) -> dict[str, object] | None:
+    def request_status(self, request_id: str) -> dict[str, object] | None:
         """What a request waits for now, JSON-ready; None when it is over."""
         exchange = self._open.get(request_id)
         if exchange is None:
             return None
-        standing = self._brain.standings.of(
-            request_id, exchange.wait.silent_since_s, self._clock(), exchange.wait.gap_s
+        request_status = self._brain.request_statuses.of(
+            request_id, exchange.silence.silent_since_s, self._clock(), exchange.silence.gap_s
         )
-        return msgspec.structs.asdict(standing) | exchange.standing()
+        return msgspec.structs.asdict(request_status) | exchange.request_status()
 
     def running(self, tenant: str) -> list[dict[str, object]]:
         """Requests of ``tenant`` in flight, the oldest first, each with what it waits for; not too many."""
         now = self._clock()
         theirs = ((request_id, each) for request_id, each in self._open.items() if each.tenant == tenant)
         return [
-            {"request_id": request_id, "age_s": now - each.received_s, "now": self.standing(request_id)}
+            {"request_id": request_id, "age_s": now - each.received_s, "now": self.request_status(request_id)}
             for request_id, each in itertools.islice(theirs, MAX_RUNNING_TOLD)
         ]
 

@@ -12,13 +12,13 @@ from kvrelay.fleet.flight import (
     AbandonDecode,
     AbandonPrefill,
     Command,
-    Condemn,
     DispatchDecode,
     Plan,
+    Queued,
     Refuse,
+    RejectPoison,
     SendPrefill,
     Start,
-    Waits,
 )
 from kvrelay.fleet.ledger import Timeline
 from kvrelay.policy.loss import LossReason
@@ -33,13 +33,13 @@ from kvrelay.router.prefills import Prefills, accepted
 from kvrelay.router.relay import Relay
 from kvrelay.router.request import ClientRequest
 from kvrelay.router.resumable import Remains
+from kvrelay.router.stream_resumption import StreamResumption
+from kvrelay.router.stream_silence import StreamSilence
 from kvrelay.router.strip import without_transfer
-from kvrelay.router.succession import Succession
 from kvrelay.router.tap import Tap
 from kvrelay.router.tokens import Tokens
 from kvrelay.router.turn import Turn
 from kvrelay.router.upstream import Reply, Upstream
-from kvrelay.router.wait import Wait
 from kvrelay.types import PromptNames
 
 log = logging.getLogger("kvrelay.router")
@@ -75,13 +75,13 @@ class Exchange:
         self._relay: Relay | None = None
         self._written = 0
         """Tokens of the answer, as its usage says."""
-        self.wait = Wait(clock)
-        self._succession = self._heir(tokens)
+        self.silence = StreamSilence(clock)
+        self._resumption = self._resumption_of(tokens)
 
-    def _heir(self, tokens: Tokens) -> Succession | None:
+    def _resumption_of(self, tokens: Tokens) -> StreamResumption | None:
         if self._remains is None or self._tap is None:
             return None
-        return Succession(
+        return StreamResumption(
             self._brain,
             self._clock,
             tokens,
@@ -90,7 +90,7 @@ class Exchange:
             self._prefills,
             self._decodes,
             self._turn,
-            self.wait,
+            self.silence,
             self._job,
             start=self.start,
             obey=self._obey,
@@ -99,9 +99,9 @@ class Exchange:
     def __repr__(self) -> str:
         return f"<Exchange {self._id} {'decoding' if self._decodes else 'waiting'}, {len(self._prefills)} prefills>"
 
-    def standing(self) -> dict[str, object]:
+    def request_status(self) -> dict[str, object]:
         """How far it is, as its parts tell of themselves."""
-        parts = (self._turn, self.wait, self._prefills, self._decodes, self._relay, self._succession)
+        parts = (self._turn, self.silence, self._prefills, self._decodes, self._relay, self._resumption)
         return {"driven_by": [repr(part) for part in parts if part is not None]}
 
     @property
@@ -148,7 +148,7 @@ class Exchange:
                 self.start(command.plan)
             case Refuse():
                 self._turn.refuse(Overloaded(command.reason, command.after_s))
-            case Condemn():
+            case RejectPoison():
                 self._turn.refuse(Harmful(command.reason))
             case SendPrefill():
                 self._prefills.send(command.order)
@@ -160,8 +160,8 @@ class Exchange:
     def _abandon_decode(self, command: AbandonDecode) -> None:
         if not command.if_resumable:
             self._decodes.abandon(command.reason)
-        elif self._relay is not None and self._succession is not None:
-            self._succession.leave(command.reason)
+        elif self._relay is not None and self._resumption is not None:
+            self._resumption.leave(command.reason)
 
     def fail(self) -> None:
         """What the brain said could not be done: only this request is to suffer for it."""
@@ -189,13 +189,13 @@ class Exchange:
                 if reason is LossReason.RESET:
                     reason = self._decodes.take_reason(reason)
                 again = self._brain.decode_refused(self._id, self._clock(), reason=reason)
-                if isinstance(again, Waits):
+                if isinstance(again, Queued):
                     self._turn.renew()
                 self._obey(self._brain.waits.flush(self._clock()))
                 if again is None:
                     raise Overloaded("no worker could answer this request; retry") from error
             finally:
-                self.wait.end()
+                self.silence.end()
 
     async def _decode(self) -> WholeAnswer | StreamedAnswer:
         order = self._brain.decode_order(self._id, self._clock())
@@ -206,7 +206,7 @@ class Exchange:
             if self._local
             else decode_body(self._request, order, self._job.prompts, self._job.salt, journaled=journaled)
         )
-        self.wait.begin()
+        self.silence.begin()
         reply = await self._decodes.open(f"{order.url}{self._request.kind.path}", body)
         if self._request.stream and reply.status == 200:
             return await self._stream(reply)
@@ -225,7 +225,7 @@ class Exchange:
             raise Rejected(status, sse.error_json(first))
         if status is not None:
             raise failure(status)
-        self._relay = Relay(self._succession, self.wait, self._counted, self._remains, self._tap)
+        self._relay = Relay(self._resumption, self.silence, self._counted, self._remains, self._tap)
         reply.pass_to(self._relay.pass_on)
         return StreamedAnswer(self._told(self._relay.blocks(first, blocks), first_s), self._relay.shorten)
 
@@ -253,7 +253,7 @@ class Exchange:
         """Drop whatever still runs and give back what was reserved. To be called exactly once."""
         self._prefills.close()
         self._decodes.drop()
-        if self._succession is not None:
-            self._succession.close()
+        if self._resumption is not None:
+            self._resumption.close()
         self._turn.close()
         return self._brain.finish(self._id, status=status, output_tokens=self.output_tokens, now=self._clock())

@@ -208,7 +208,7 @@ class Gateway:
         if timeline is None or timeline.tenant != tenant.name:
             kept = f"each router keeps its last {KEPT_REQUESTS:,}, and {KEPT_UNSTARTED} that were not begun"
             raise BadRequest(f"no such request; {kept}, by x-request-id", status=404)
-        now = self._desk.standing(request_id)
+        now = self._desk.request_status(request_id)
         return _json(timeline.report() | {"actual": actual(timeline).report()} | ({"now": now} if now else {}))
 
 

@@ -59,7 +59,7 @@ class BrainReadings:
         yield "kvrelay_resumes_waiting", "Answers without a decode worker that wait for their turn.", {}, len(recovery)
         stalls = self._brain.silences.stalls
         yield "kvrelay_stalls_total", "Workers found to make no progress with their work.", {}, stalls
-        ended = self._brain.suspects.ended
+        ended = self._brain.poison_requests.ended
         yield "kvrelay_harmful_requests_total", "Requests ended since one worker after the other failed.", {}, ended
 
     def _predictions(self) -> Iterator[Reading]:

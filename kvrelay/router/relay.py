@@ -19,8 +19,8 @@ from kvrelay.router.continuation import Continuation
 from kvrelay.router.failures import loss
 from kvrelay.router.rest import Differs
 from kvrelay.router.resumable import Remains
+from kvrelay.router.stream_silence import StreamSilence
 from kvrelay.router.tap import Tap
-from kvrelay.router.wait import Wait
 
 log = logging.getLogger("kvrelay.router")
 
@@ -47,7 +47,7 @@ class Relay:
     def __init__(
         self,
         lives: Lives | None,
-        wait: Wait,
+        silence: StreamSilence,
         counted: Callable[[bytes], Awaitable[bytes]],
         remains: Remains | None,
         tap: Tap | None,
@@ -55,7 +55,7 @@ class Relay:
         """``lives``: None for an answer that goes on nowhere. ``counted`` puts the router's own count of cached tokens
         where a worker's stands; without a ``tap`` the answer ends when its worker does."""
         self._lives = lives
-        self._wait = wait
+        self._silence = silence
         self._counted = counted
         self._remains = remains
         self._tap = tap
@@ -124,13 +124,13 @@ class Relay:
 
     async def _next_block(self, rest: AsyncIterator[bytes]) -> bytes:
         """None of those that pass meanwhile; empty at the end. Raises ``Lost``, ``Malformed``."""
-        self._wait.again()
+        self._silence.again()
         self._is_waiting = True
         try:
             block = await anext(rest, b"")
         finally:
             self._is_waiting = False
-        self._wait.heard()
+        self._silence.heard()
         return block
 
     def shorten(self, outlet: Outlet) -> None:
@@ -145,8 +145,8 @@ class Relay:
         passed = self._tap.middle(block) if self._tap is not None else block
         self.events += sse.token_events(passed)
         outlet.write(passed)
-        self._wait.heard()
-        self._wait.begin()
+        self._silence.heard()
+        self._silence.begin()
         return True
 
     def _is_middle(self, block: bytes) -> bool:

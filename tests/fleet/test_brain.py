@@ -494,11 +494,11 @@ def test_what_a_former_router_learned_of_ways_waits_for_their_stores() -> None:
 def test_of_a_model_that_nobody_serves_any_more_nothing_is_kept() -> None:
     brain = fleet()
     begin(brain, ask())
-    assert "tiny" in repr(brain._chooser._grounds)
+    assert "tiny" in repr(brain._chooser._topologies)
     for role in (Role.PREFILL, Role.DECODE):
         brain.leaving(worker(f"{role.value}-0", role), 0.1)
     brain.tick(0.2)
-    assert repr(brain._chooser._grounds) == "<Grounds of no model>"
+    assert repr(brain._chooser._topologies) == "<Topologies of no model>"
 
 
 def test_a_d_that_was_forgotten_is_a_lost_one_so_that_another_answers() -> None:

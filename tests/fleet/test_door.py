@@ -9,7 +9,7 @@ import pytest
 
 from kvrelay.errors import Overloaded
 from kvrelay.fleet.brain import Brain
-from kvrelay.fleet.flight import Ask, Command, DispatchDecode, Plan, Refuse, Start, Waits
+from kvrelay.fleet.flight import Ask, Command, DispatchDecode, Plan, Queued, Refuse, Start
 from kvrelay.policy.admit import Limits, Slo
 from kvrelay.types import RequestFacts, Role
 from tests.fleet.values import store, worker
@@ -42,7 +42,7 @@ def test_kv_of_d_is_promised_before_p_begins_and_who_finds_none_waits() -> None:
     brain = fleet(Limits(queue_s=1e9, hold_s=10.0), kv_tokens=300)
     assert isinstance(brain.begin(ask("a"), 0.0), Plan)
     assert isinstance(brain.begin(ask("b"), 0.0), Plan)
-    assert brain.begin(ask("c"), 0.0) == Waits(request_id="c")
+    assert brain.begin(ask("c"), 0.0) == Queued(request_id="c")
     assert (brain.loads.kv_tokens["d"], brain.loads.prefill_legs["p0"], brain.in_flight) == (240, 2, 3)
     assert end(brain, "a", 1.0) == ["c"]
     brain.check_invariants()
@@ -51,7 +51,7 @@ def test_kv_of_d_is_promised_before_p_begins_and_who_finds_none_waits() -> None:
 def test_a_request_larger_than_all_of_d_gets_in_when_nobody_else_is_there() -> None:
     brain = fleet(HOLDS, kv_tokens=100)
     assert isinstance(brain.begin(ask("a"), 0.0), Plan)
-    assert isinstance(brain.begin(ask("b"), 0.0), Waits)
+    assert isinstance(brain.begin(ask("b"), 0.0), Queued)
     assert end(brain, "a", 1.0) == ["b"]
 
 
@@ -61,8 +61,8 @@ def test_who_waits_for_a_worker_that_left_is_turned_away_and_keeps_nobody_waitin
     brain.register_worker(long, 0.0)
     for name in "ab":  # those two that take so much are full
         assert isinstance(brain.begin(msgspec.structs.replace(ask(name), context_tokens=1000), 0.0), Plan)
-    assert isinstance(brain.begin(msgspec.structs.replace(ask("c"), context_tokens=1000), 0.0), Waits)
-    assert isinstance(brain.begin(ask("d"), 0.0), Waits)
+    assert isinstance(brain.begin(msgspec.structs.replace(ask("c"), context_tokens=1000), 0.0), Queued)
+    assert isinstance(brain.begin(ask("d"), 0.0), Queued)
     for name in "ab":
         assert not [each for each in brain.prefill_finished(name, 0, 0, 0.5) if isinstance(each, Start)]
     brain.register_worker(short, 1.0)
@@ -85,7 +85,7 @@ def unlike_lengths() -> Brain:
     brain.register_worker(worker("long", Role.DECODE, kv_tokens=1000), 0.0)
     brain.register_worker(worker("short", Role.DECODE, kv_tokens=1000, max_model_len=200), 0.0)
     assert isinstance(brain.begin(long_ask("l0"), 0.0), Plan)
-    assert isinstance(brain.begin(long_ask("l1"), 0.1), Waits)
+    assert isinstance(brain.begin(long_ask("l1"), 0.1), Queued)
     return brain
 
 
@@ -119,7 +119,7 @@ def test_short_requests_beside_a_long_one_are_fair_between_their_tenants() -> No
     brain = unlike_lengths()
     begun = [f"s{number}" for number in range(8) if isinstance(brain.begin(short_ask(f"s{number}"), 0.2), Plan)]
     for tenant in "aab":
-        assert isinstance(brain.begin(short_ask(f"{tenant}{brain.in_flight}", tenant=tenant), 0.3), Waits)
+        assert isinstance(brain.begin(short_ask(f"{tenant}{brain.in_flight}", tenant=tenant), 0.3), Queued)
     started = [name for number in range(3) for name in end(brain, begun[number], 1.0 + number)]
     tenants = [name[0] for name in started if name[0] in "ab"]
     assert tenants[:2] == ["a", "b"]
@@ -128,16 +128,16 @@ def test_short_requests_beside_a_long_one_are_fair_between_their_tenants() -> No
 def test_a_p_has_one_prompt_to_compute_and_one_to_follow_and_the_others_wait() -> None:
     brain = fleet(HOLDS)
     kinds = [type(brain.begin(ask(f"r{number}"), 0.0)) for number in range(4)]
-    assert kinds == [Plan, Plan, Waits, Waits]
+    assert kinds == [Plan, Plan, Queued, Queued]
     (start,) = brain.prefill_finished("r0", 0, 0, 0.5)[1:]
     assert isinstance(start, Start)
     assert start.request_id == "r2"
     brain.check_invariants()
 
 
-@pytest.mark.parametrize(("shared_chunk_tokens", "kind"), [(0, Waits), (16, Plan)])
+@pytest.mark.parametrize(("shared_chunk_tokens", "kind"), [(0, Queued), (16, Plan)])
 def test_a_short_prompt_does_not_wait_for_long_ones_where_it_may_overtake_them(
-    shared_chunk_tokens: int, kind: type[Plan] | type[Waits]
+    shared_chunk_tokens: int, kind: type[Plan] | type[Queued]
 ) -> None:
     brain = fleet(Limits(queue_s=1.0, hold_s=10.0), kv_tokens=100_000)
     sharing = worker("p0", Role.PREFILL)
@@ -157,13 +157,13 @@ def test_a_model_that_cannot_be_served_holds_no_other_up(writer: bool) -> None:
     for model in "AB":
         for name, role in ((f"p{model}", Role.PREFILL), (f"d{model}", Role.DECODE)):
             brain.register_worker(msgspec.structs.replace(worker(name, role), model=model), 0.0)
-    kinds: dict[str, list[type[Plan | Waits]]] = {}
+    kinds: dict[str, list[type[Plan | Queued]]] = {}
     for model in "AB":
         for number in range(3):
             asked = ask(f"{model}{number}")
             facts = msgspec.structs.replace(asked.facts, model=model)
             kinds.setdefault(model, []).append(type(brain.begin(msgspec.structs.replace(asked, facts=facts), 0.0)))
-    assert kinds == {"A": [Plan, Plan, Waits], "B": [Plan, Plan, Waits]}
+    assert kinds == {"A": [Plan, Plan, Queued], "B": [Plan, Plan, Queued]}
     if not writer:
         brain.leaving(msgspec.structs.replace(worker("dA", Role.DECODE), model="A"), 0.0)
     started = [command for command in brain.prefill_finished("B0", 0, 0, 0.5) if isinstance(command, Start)]
@@ -216,7 +216,7 @@ def fill(brain: Brain, **more: Any) -> int:
 def test_a_tenant_whose_turn_is_next_is_not_refused_for_what_another_one_has_waiting() -> None:
     brain = known(Limits(queue_s=0.0, hold_s=60.0))
     assert 6 <= fill(brain) <= 10, "ten seconds each"
-    assert isinstance(brain.begin(ask("one", tenant="one"), 0.0), Waits)
+    assert isinstance(brain.begin(ask("one", tenant="one"), 0.0), Queued)
     with pytest.raises(Overloaded, match="wait before this request"):
         brain.begin(ask("many again", tenant="many"), 0.0)
     assert "one" in [*end(brain, "many 0", 1.0), *end(brain, "many 1", 2.0)]
@@ -225,7 +225,7 @@ def test_a_tenant_whose_turn_is_next_is_not_refused_for_what_another_one_has_wai
 def test_nor_is_its_promise_taken_for_broken() -> None:
     brain = known(Limits(queue_s=0.0, hold_s=60.0))
     fill(brain)
-    assert isinstance(brain.begin(ask("one", tenant="one", ttft_s=50.0), 0.0), Waits)
+    assert isinstance(brain.begin(ask("one", tenant="one", ttft_s=50.0), 0.0), Queued)
 
 
 def test_what_waits_is_shared_by_the_decode_workers_where_no_other_ones_are_left() -> None:
@@ -244,10 +244,10 @@ def test_a_tenant_leaves_places_for_others() -> None:
     brain = fleet(Limits(queue_s=0.0, hold_s=60.0, in_flight=90))
     assert fill(brain) == 80
     assert brain.door.refused == {"tenant": 1}
-    assert isinstance(brain.begin(ask("one", tenant="one"), 0.0), Waits)
+    assert isinstance(brain.begin(ask("one", tenant="one"), 0.0), Queued)
     brain.finish("many 0", status=499, output_tokens=0, now=1.0)
     brain.finish("one", status=499, output_tokens=0, now=1.0)
-    assert isinstance(brain.begin(ask("many again", tenant="many"), 1.0), Waits)
+    assert isinstance(brain.begin(ask("many again", tenant="many"), 1.0), Queued)
     brain.check_invariants()
 
 
@@ -309,18 +309,18 @@ def test_routers_that_ask_the_same_workers_divide_their_kv() -> None:
     for share in (1.0, 0.5):
         brain = fleet(Limits(queue_s=1e9, hold_s=10.0, kv_share=share), kv_tokens=480)
         kinds[share] = [type(brain.begin(ask(f"r{number}"), 0.0)) for number in range(5)]
-    assert kinds == {1.0: [Plan] * 4 + [Waits], 0.5: [Plan] * 2 + [Waits] * 3}
+    assert kinds == {1.0: [Plan] * 4 + [Queued], 0.5: [Plan] * 2 + [Queued] * 3}
 
 
 def test_crumbs_do_not_take_all_the_kv_that_one_waits_for() -> None:
     brain = known(Limits(queue_s=1e9, hold_s=1e9), kv_tokens=10_000, shared_chunk_tokens=16)
     brain.begin(ask("runs", 6000), 0.0)
-    assert isinstance(brain.begin(ask("large", 6000), 0.0), Waits)
+    assert isinstance(brain.begin(ask("large", 6000), 0.0), Queued)
     kinds = [type(brain.begin(ask(f"crumb {number}", 50), 0.0)) for number in range(40)]
     tokens = brain.loads.kv_tokens["decode-1"]
-    passed = kinds.index(Waits)
+    passed = kinds.index(Queued)
     assert 0.05 * 10_000 < tokens - 6020 <= 0.1 * 10_000
-    assert kinds == [Plan] * passed + [Waits] * (40 - passed)
+    assert kinds == [Plan] * passed + [Queued] * (40 - passed)
     assert end(brain, "runs", 1.0)[0] == "large"
 
 

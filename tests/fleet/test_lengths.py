@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from kvrelay.errors import Overloaded
 from kvrelay.fleet.brain import Brain
-from kvrelay.fleet.flight import DispatchDecode, Plan, SendPrefill, Start, Waits
+from kvrelay.fleet.flight import DispatchDecode, Plan, Queued, SendPrefill, Start
 from kvrelay.policy.loss import LossReason
 from kvrelay.policy.recover import Manner
 from kvrelay.policy.route import Path
@@ -126,7 +126,7 @@ def test_a_long_answer_waits_for_the_worker_that_takes_it_whoever_else_is_there(
     left = rest()
     assert left.ask is not None
     left = replace(left, ask=replace(left.ask, context_tokens=6000))
-    assert isinstance(brain.recovery.lost("r0", left, reason=LossReason.RESET, now=1.0), Waits)
+    assert isinstance(brain.recovery.lost("r0", left, reason=LossReason.RESET, now=1.0), Queued)
     assert list(brain.recovery.turn(1.5)) == []
     register(brain, "d0", LONG, 2.0, incarnation="i2")
     assert [type(command) for command in brain.recovery.turn(2.0)] == [Start]
@@ -137,7 +137,7 @@ def test_a_long_request_that_nothing_was_written_of_waits_for_the_worker_that_ta
     begin(brain, "r0", 3000, demanded=6000)
     brain.decode_order("r0", 0.0)
     cut_off(brain, "d0")
-    assert isinstance(brain.decode_refused("r0", 1.0, reason=LossReason.RESET), Waits)
+    assert isinstance(brain.decode_refused("r0", 1.0, reason=LossReason.RESET), Queued)
     register(brain, "d0", LONG, 2.0, incarnation="i2")
     assert list(brain.recovery.turn(2.0)) == [DispatchDecode(request_id="r0")]
 
@@ -151,4 +151,4 @@ def test_an_answer_that_is_replayed_waits_for_a_worker_that_can() -> None:
     register(brain, "d1", LONG, 0.2)
     cut_off(brain, "d0")
     left = rest(manner=Manner.REPLAY, replay_tokens=4)
-    assert isinstance(brain.recovery.lost("r0", left, reason=LossReason.RESET, now=1.0), Waits)
+    assert isinstance(brain.recovery.lost("r0", left, reason=LossReason.RESET, now=1.0), Queued)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from kvrelay.errors import Overloaded
 from kvrelay.fleet.brain import Brain
-from kvrelay.fleet.flight import Ask, DispatchDecode, Plan, Rest, Start, Waits
+from kvrelay.fleet.flight import Ask, DispatchDecode, Plan, Queued, Rest, Start
 from kvrelay.fleet.member import Member
 from kvrelay.fleet.workers import Roster
 from kvrelay.policy.admit import Slo
@@ -182,7 +182,7 @@ def test_an_answer_waits_for_its_only_worker_to_start_again() -> None:
     writing(brain)
     brain.members.link(member("d0", Role.DECODE), 1)
     brain.members.link(member("d0", Role.DECODE), -1)
-    assert isinstance(brain.recovery.lost("r0", rest(), reason=LossReason.RESET, now=1.0), Waits)
+    assert isinstance(brain.recovery.lost("r0", rest(), reason=LossReason.RESET, now=1.0), Queued)
     assert list(brain.recovery.turn(1.5)) == []
     reborn(brain, "d0", 2.0)
     (start,) = brain.recovery.turn(2.0)
@@ -213,7 +213,7 @@ def looks(waiting: int, monkeypatch: pytest.MonkeyPatch, hang_ups: int = 1) -> i
         members.stall(name, 1.0)
     for number in range(waiting):
         lost = Rest(ask=ask(f"r{number}", (number, 20)), tokens=1)
-        assert isinstance(brain.recovery.lost(f"r{number}", lost, reason=LossReason.RESET, now=1.0), Waits)
+        assert isinstance(brain.recovery.lost(f"r{number}", lost, reason=LossReason.RESET, now=1.0), Queued)
 
     def each(roster: Roster[WorkerInfo]) -> Iterator[Member[WorkerInfo]]:
         nonlocal count
@@ -292,7 +292,7 @@ def test_short_prompts_pass_a_long_one_and_not_for_ever() -> None:
             if lost_s == now:
                 again = Rest(ask=ask(name, (40 + number, tokens)), tokens=1)
                 plan = brain.recovery.lost(name, again, reason=LossReason.RESET, now=now)
-                assert isinstance(plan, Plan if name == "r0" else Waits), "the first one has all that is spent at once"
+                assert isinstance(plan, Plan if name == "r0" else Queued), "the first one has all that is spent at once"
         turns += [command.request_id for command in brain.recovery.turn(now)]
     assert turns == ["r2", "r3", "r1", "r4"]
 
@@ -319,7 +319,7 @@ def test_deaths_of_one_model_keep_no_answer_of_another_one_waiting() -> None:
     other = of_another_model(ask("x0", (80, 2000)))
     assert isinstance(brain.recovery.lost("x0", Rest(ask=other, tokens=1), reason=LossReason.RESET, now=1.0), Plan)
     other = of_another_model(ask("x1", (81, 2000)))
-    assert isinstance(brain.recovery.lost("x1", Rest(ask=other, tokens=1), reason=LossReason.RESET, now=1.0), Waits)
+    assert isinstance(brain.recovery.lost("x1", Rest(ask=other, tokens=1), reason=LossReason.RESET, now=1.0), Queued)
     assert "x1" in [command.request_id for command in brain.recovery.turn(1.2)]
     brain.check_invariants()
 
@@ -347,7 +347,7 @@ def test_a_death_before_the_first_words_is_no_storm_of_prompts_either() -> None:
     brain.check_invariants()
 
 
-def refused(brain: Brain, name: str) -> DispatchDecode | Waits | None:
+def refused(brain: Brain, name: str) -> DispatchDecode | Queued | None:
     return brain.decode_refused(name, 1.0, reason=LossReason.RESET)
 
 

@@ -110,7 +110,7 @@ def test_a_step_of_prompts_that_stay_together_is_of_all_of_them() -> None:
     lengths = (100, 40, 100)
     facts = msgspec.structs.replace(facts, prompt_tokens=lengths, page_names=())
     whole = Ask(facts=facts, received_s=0.0, local_reason="logprobs")
-    pick = brain._chooser.begin(whole, brain._chooser.ground("tiny", 0.0), 0.0)
+    pick = brain._chooser.begin(whole, brain._chooser.topology("tiny", 0.0), 0.0)
     assert pick is not None
     reserved = pick.decode_reservation(whole)
     assert reserved.prefill_s / reserved.step_s == pytest.approx(math.ceil(sum(lengths) / 24))

@@ -13,10 +13,10 @@ from kvrelay.fleet.flight import (
     Command,
     DispatchDecode,
     Plan,
+    Queued,
     Refuse,
     Rest,
     Start,
-    Waits,
 )
 from kvrelay.policy.fit import start
 from kvrelay.policy.loss import LossReason
@@ -92,7 +92,7 @@ def lost_in_silence(beats: Beats) -> None:
     beats.asked()
     beats.brain.first_token("r0", 0.1)
     beats.steps(0.2)
-    assert isinstance(beats.brain.recovery.lost("r0", rest(), reason=LossReason.RESET, now=3.2), Waits)
+    assert isinstance(beats.brain.recovery.lost("r0", rest(), reason=LossReason.RESET, now=3.2), Queued)
     assert list(beats.brain.recovery.turn(3.3)) == []
 
 
@@ -119,7 +119,7 @@ def refused_in_silence(beats: Beats) -> str:
     beats.asked()
     beats.steps(0.2)
     lost = beats.decode
-    assert isinstance(beats.brain.decode_refused("r0", 3.2, reason=LossReason.RESET), Waits)
+    assert isinstance(beats.brain.decode_refused("r0", 3.2, reason=LossReason.RESET), Queued)
     assert list(beats.brain.recovery.turn(3.3)) == []
     return lost
 
@@ -127,7 +127,7 @@ def refused_in_silence(beats: Beats) -> str:
 def test_a_request_that_nobody_can_answer_at_the_moment_is_answered_once_somebody_is_heard() -> None:
     beats = Beats("d0", "d1")
     lost = refused_in_silence(beats)
-    told = beats.brain.standings.of("r0", None, 3.3)
+    told = beats.brain.request_statuses.of("r0", None, 3.3)
     assert (told.waits_for, told.begun) == ("writer", False)
     beats.steps(3.4)
     assert list(beats.brain.recovery.turn(3.4)) == [DispatchDecode(request_id="r0")]
@@ -173,7 +173,7 @@ def test_answers_that_wait_for_their_turn_outlive_a_moment_in_which_nobody_is_he
     assert len(recovery) >= 3, "they have waited longer for their turn than anybody does for a worker"
     for tenth in range(100, 130):
         assert list(recovery.turn(tenth / 10)) == []
-    told = beats.brain.standings.of(next(name for name in names if recovery.waiting(name)), None, 12.9)
+    told = beats.brain.request_statuses.of(next(name for name in names if recovery.waiting(name)), None, 12.9)
     assert (told.waits_for, told.given_up_s) == ("writer", recovery.leave_s)
     while beats.now < 30.0:
         beats.steps(max(13.0, beats.now + 0.2))

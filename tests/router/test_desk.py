@@ -8,9 +8,9 @@ from collections.abc import Iterable
 import pytest
 
 from kvrelay.errors import Overloaded
+from kvrelay.fleet.admission_queue import AdmissionQueue
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.flight import Plan, PrefillOrder, Refuse, Start
-from kvrelay.fleet.waiting import WaitingRoom
 from kvrelay.policy.admit import Limits, Slo
 from kvrelay.policy.route import Path
 from kvrelay.router.desk import Desk
@@ -62,7 +62,7 @@ async def test_a_tenant_is_told_of_its_requests_alone_and_nobody_is_looked_for_a
         opened(desk, name)
     for name in "de":
         opened(desk, name, Tenant(name="other", salt="s"))
-    monkeypatch.setattr(WaitingRoom, "__iter__", None)
+    monkeypatch.setattr(AdmissionQueue, "__iter__", None)
     monkeypatch.setattr("kvrelay.router.desk.MAX_RUNNING_TOLD", 2)
     assert [each["request_id"] for each in desk.running(OPEN.name)] == ["a", "b"]
     assert [each["request_id"] for each in desk.running("other")] == ["d", "e"]

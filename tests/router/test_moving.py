@@ -22,7 +22,7 @@ from kvrelay.router.keys import OPEN
 from kvrelay.router.prefills import Prefills
 from kvrelay.router.prompts import Prompts
 from kvrelay.router.request import Kind, parse
-from kvrelay.router.succession import Succession
+from kvrelay.router.stream_resumption import StreamResumption
 from tests.patience import PATIENCE_S, until
 from tests.router.scripted_fleet import TEXT, Fleet, hand_over, heard, hung, running
 
@@ -34,9 +34,9 @@ async def fleet(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
     """Its prompts are computed by P, always."""
     choose = Chooser._choose
 
-    def split(self: Chooser, prompt: Any, names: Any, ground: Any, open_to: Open, now: float, **more: Any) -> Any:
+    def split(self: Chooser, prompt: Any, names: Any, topology: Any, open_to: Open, now: float, **more: Any) -> Any:
         computing = () if open_to.prefills else open_to.computing
-        return choose(self, prompt, names, ground, open_to._replace(computing=computing), now, **more)
+        return choose(self, prompt, names, topology, open_to._replace(computing=computing), now, **more)
 
     monkeypatch.setattr(Chooser, "_choose", split)
     async with running(model_folder) as fleet:
@@ -195,11 +195,11 @@ async def asked_for_the_rest(fleet: Fleet) -> tuple[asyncio.Task[str], str]:
     return reading, hung(fleet)
 
 
-def succession_of(fleet: Fleet) -> Succession:
+def resumption_of(fleet: Fleet) -> StreamResumption:
     """Of the request in flight."""
-    succession = desk_of(fleet)._open[ID]._succession
-    assert succession is not None
-    return succession
+    resumption = desk_of(fleet)._open[ID]._resumption
+    assert resumption is not None
+    return resumption
 
 
 class SlowText:
@@ -248,7 +248,7 @@ async def test_a_worker_that_took_over_meanwhile_is_not_left_for_the_one_before_
     slow = SlowText(fleet, monkeypatch)
     drain(fleet)
     await until(lambda: slow.asked == 1)
-    moving = succession_of(fleet)._moving
+    moving = resumption_of(fleet)._moving
     assert moving is not None
     reading = asyncio.create_task(text_of(blocks, read))
     await fleet.cluster.members[hung(fleet)].leave()
@@ -269,7 +269,7 @@ async def test_a_stream_leaves_a_worker_that_began_to_drain_while_it_was_asked_f
     fleet.script.again_after = 3
     reading, following = await asked_for_the_rest(fleet)
     drain(fleet)
-    await until(lambda: succession_of(fleet)._to_leave is not None)
+    await until(lambda: resumption_of(fleet)._to_leave is not None)
     assert hung(fleet) == following, "it writes something first"
     fleet.cluster.workers[following].hold.set()
     await until(lambda: hung(fleet) != following)

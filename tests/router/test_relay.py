@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 from kvrelay.errors import Lost
 from kvrelay.router.relay import Relay
-from kvrelay.router.wait import Wait
+from kvrelay.router.stream_silence import StreamSilence
 
 WORD = b'data: {"choices":[{"text":"x"}]}\n\n'
 
@@ -33,7 +33,7 @@ async def words() -> AsyncIterator[bytes]:
 
 
 async def test_nothing_passes_once_the_worker_broke_off() -> None:
-    relay, outlet = Relay(None, Wait(lambda: 0.0), as_it_is, None, None), Outlet()
+    relay, outlet = Relay(None, StreamSilence(lambda: 0.0), as_it_is, None, None), Outlet()
     relay.shorten(outlet)
     blocks = [block async for block in relay.blocks(WORD, words())]
     assert blocks[:2] == [WORD, WORD]

@@ -381,10 +381,10 @@ async def test_a_prefill_worker_that_takes_the_rest_for_a_wrong_request_does_not
     prefill, chooser = fleet.cluster.workers["p1"], fleet.cluster.router.brain._chooser
 
     def over_p(ask: Ask, tried: Collection[str], now: float) -> Pick | None:
-        ground = chooser.ground(ask.facts.model, now)
-        decodes = [at for at, name in enumerate(ground.decode_columns.names) if name not in tried]
-        open_to = Open(prefills=range(len(ground.prefill_workers)), decodes=decodes, computing=())
-        return chooser._choose_for_all(ask, ground, open_to, now, may_wait=False)
+        topology = chooser.topology(ask.facts.model, now)
+        decodes = [at for at, name in enumerate(topology.decode_columns.names) if name not in tried]
+        open_to = Open(prefills=range(len(topology.prefill_workers)), decodes=decodes, computing=())
+        return chooser._choose_for_all(ask, topology, open_to, now, may_wait=False)
 
     monkeypatch.setattr(chooser, "resume", over_p)
 

@@ -7,28 +7,28 @@ from collections import Counter
 import msgspec
 import pytest
 
+from kvrelay.fleet.admission_queue import AdmissionQueue, AdmissionQueues, QueuedRequest
 from kvrelay.fleet.flight import Ask
-from kvrelay.fleet.waiting import Waiting, WaitingRoom, WaitingRooms
 from kvrelay.policy.admit import Slo
 from kvrelay.types import RequestFacts
 
 
 def waiting(
     name: str, tenant: str = "", *, seconds: float = 1.0, priority: int = 0, share: float = 1.0, until_s: float = 9.0
-) -> Waiting:
+) -> QueuedRequest:
     facts = RequestFacts(request_id=name, model="m", prompt_tokens=(1,), max_tokens=1, page_names=())
     ask = Ask(facts=facts, tenant=tenant, received_s=0.0, slo=Slo(priority=priority, share=share))
-    return Waiting(ask=ask, seconds=seconds, since_s=0.0, until_s=until_s)
+    return QueuedRequest(ask=ask, seconds=seconds, since_s=0.0, until_s=until_s)
 
 
-def room(*requests: Waiting) -> WaitingRoom:
-    made = WaitingRoom()
+def queue(*requests: QueuedRequest) -> AdmissionQueue:
+    made = AdmissionQueue()
     for request in requests:
         made.add(request)
     return made
 
 
-def served(full: WaitingRoom) -> list[str]:
+def served(full: AdmissionQueue) -> list[str]:
     names = []
     while (head := full.head()) is not None:
         assert full.take() == head
@@ -37,11 +37,11 @@ def served(full: WaitingRoom) -> list[str]:
 
 
 def test_within_a_tenant_the_first_comes_first() -> None:
-    assert served(room(*(waiting(str(number)) for number in range(5)))) == ["0", "1", "2", "3", "4"]
+    assert served(queue(*(waiting(str(number)) for number in range(5)))) == ["0", "1", "2", "3", "4"]
 
 
 def test_a_higher_priority_goes_first() -> None:
-    assert served(room(waiting("low"), waiting("high", priority=2), waiting("middle", priority=1))) == [
+    assert served(queue(waiting("low"), waiting("high", priority=2), waiting("middle", priority=1))) == [
         "high",
         "middle",
         "low",
@@ -49,26 +49,26 @@ def test_a_higher_priority_goes_first() -> None:
 
 
 def test_a_tenant_that_asks_a_hundred_times_does_not_hold_up_one_that_asks_once() -> None:
-    full = room(*(waiting(f"many {number}", "many") for number in range(100)), waiting("one", "one"))
+    full = queue(*(waiting(f"many {number}", "many") for number in range(100)), waiting("one", "one"))
     assert "one" in served(full)[:2]
 
 
 def test_a_tenant_with_long_prompts_gets_as_much_time_as_one_with_short_ones() -> None:
     long = [waiting(f"long {number}", "long", seconds=4.0) for number in range(100)]
     short = [waiting(f"short {number}", "short", seconds=0.5) for number in range(400)]
-    first = served(room(*long, *short))[:90]
+    first = served(queue(*long, *short))[:90]
     counts = Counter(name.split()[0] for name in first)
     assert counts["short"] == pytest.approx(8 * counts["long"], rel=0.2)
 
 
 def test_who_leaves_is_not_served_and_frees_what_is_ahead_of_others() -> None:
-    full = room(waiting("a"), waiting("b", seconds=3.0), waiting("c", priority=-1))
+    full = queue(waiting("a"), waiting("b", seconds=3.0), waiting("c", priority=-1))
     assert [full.ahead_s(waiting("new", priority=level).ask, 1.0) for level in (0, -1, 1)] == [4.0, 5.0, 0.0]
     assert full.drop("b") is not None
     assert full.drop("b") is None
     assert (full.ahead_s(waiting("new").ask, 1.0), len(full), "b" in full) == (1.0, 2, False)
     assert served(full) == ["a", "c"]
-    assert repr(full) == "<WaitingRoom 0 requests of 0 tenants>"
+    assert repr(full) == "<AdmissionQueue 0 requests of 0 tenants>"
 
 
 @pytest.mark.parametrize("seconds", [0.3, 1.0, 4.0])
@@ -77,7 +77,7 @@ def test_who_leaves_is_not_served_and_frees_what_is_ahead_of_others() -> None:
 def test_what_is_said_to_go_first_does_so_up_to_one_request_of_each_tenant(
     seconds: float, mine: int, share: float
 ) -> None:
-    full = room(
+    full = queue(
         *(waiting(f"long {number}", "long", seconds=2.0) for number in range(20)),
         *(waiting(f"short {number}", "short", seconds=0.25) for number in range(20)),
         *(waiting(f"mine {number}", "mine", share=share) for number in range(mine)),
@@ -92,26 +92,26 @@ def test_what_is_said_to_go_first_does_so_up_to_one_request_of_each_tenant(
 
 
 def test_the_overdue_are_named() -> None:
-    full = room(waiting("soon", until_s=1.0), waiting("late", until_s=5.0))
+    full = queue(waiting("soon", until_s=1.0), waiting("late", until_s=5.0))
     assert [request.request_id for request in full.overdue(1.0)] == []
     assert [request.request_id for request in full.overdue(1.1)] == ["soon"]
 
 
 def test_nobody_is_taken_from_nobody() -> None:
-    assert room().head() is None
+    assert queue().head() is None
     with pytest.raises(IndexError):
-        room().take()
+        queue().take()
 
 
 def test_every_model_has_a_room_while_somebody_waits_there() -> None:
-    rooms = WaitingRooms()
+    queues = AdmissionQueues()
     for name in ("a1", "a2", "b1"):
         request = waiting(name)
         facts = msgspec.structs.replace(request.ask.facts, model=name[0])
-        rooms.add(msgspec.structs.replace(request, ask=msgspec.structs.replace(request.ask, facts=facts)))
-    assert (rooms.take("b").request_id, rooms.models(), len(rooms)) == ("b1", ["a"], 2)
-    assert rooms.drop("b1") is None
-    assert rooms.drop("a1") is not None
-    assert [request.request_id for request in rooms.overdue(10.0)] == ["a2"]
-    assert rooms.take("a").request_id == "a2"
-    assert (rooms.models(), len(rooms), len(rooms.of("a"))) == ([], 0, 0)
+        queues.add(msgspec.structs.replace(request, ask=msgspec.structs.replace(request.ask, facts=facts)))
+    assert (queues.take("b").request_id, queues.models(), len(queues)) == ("b1", ["a"], 2)
+    assert queues.drop("b1") is None
+    assert queues.drop("a1") is not None
+    assert [request.request_id for request in queues.overdue(10.0)] == ["a2"]
+    assert queues.take("a").request_id == "a2"
+    assert (queues.models(), len(queues), len(queues.of("a"))) == ([], 0, 0)

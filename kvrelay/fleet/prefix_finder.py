@@ -9,12 +9,12 @@ from itertools import chain
 from operator import itemgetter
 from typing import NamedTuple
 
-from kvrelay.fleet.ground import Place
 from kvrelay.fleet.holdings import Depths
 from kvrelay.fleet.holds import Holds
 from kvrelay.fleet.index import store_name
 from kvrelay.fleet.links import Links
 from kvrelay.fleet.pulls import Pulls
+from kvrelay.fleet.topology import WorkerColumns
 from kvrelay.fleet.underway import Underway, Work
 from kvrelay.fleet.workers import Fleet
 from kvrelay.policy.cost import Coming, Hints, Kind, Offer, Source
@@ -38,7 +38,7 @@ class Peer(NamedTuple):
     """Leading pages that it has."""
 
 
-class Sight(NamedTuple):
+class PrefixCandidates(NamedTuple):
     """What there is of one prompt, by the root of its names."""
 
     depths: Depths
@@ -50,7 +50,7 @@ class Sight(NamedTuple):
     """Ways between stores that nothing is pulled over."""
 
 
-class Reach:
+class PrefixFinder:
     """Finds what workers could have of a prompt."""
 
     def __init__(
@@ -65,15 +65,15 @@ class Reach:
         self._longest_s = longest_s
 
     def __repr__(self) -> str:
-        return f"<Reach of {self._underway!r}, {self._pulls!r}>"
+        return f"<PrefixFinder of {self._underway!r}, {self._pulls!r}>"
 
-    def look(self, prompt: PromptNames, depths: Depths, now: float, *, may_wait: bool) -> Sight:
+    def look(self, prompt: PromptNames, depths: Depths, now: float, *, may_wait: bool) -> PrefixCandidates:
         """Where ``prompt`` is, which ``depths`` say, and, when it ``may_wait``, where it comes from."""
         if not may_wait:
-            return Sight(depths, {}, {}, ())
+            return PrefixCandidates(depths, {}, {}, ())
         pulls = len(self._fleet.stores) > 1 and not self._pulls.is_full
         cooling, shut = self._pulls.cooling(now), self._fleet.ways.shut(now)
-        return Sight(
+        return PrefixCandidates(
             depths,
             {root: works for root, names in prompt.items() if (works := self._underway.find(names))},
             {root: self._deepest(by_holder, now) for root, by_holder in depths.items()} if pulls and depths else {},
@@ -90,21 +90,21 @@ class Reach:
                     break
         return found
 
-    def offers(self, place: Place, sight: Sight, tokens: int, now: float) -> PlaceOffers:
-        """What workers of ``place`` could have of a prompt of ``tokens``."""
-        return PlaceOffers(self._fleet, self._links, self._holds, place, sight, tokens, self._longest_s, now)
+    def offers(self, columns: WorkerColumns, candidates: PrefixCandidates, tokens: int, now: float) -> PrefixOffers:
+        """What the workers of ``columns`` could have of a prompt of ``tokens``."""
+        return PrefixOffers(self._fleet, self._links, self._holds, columns, candidates, tokens, self._longest_s, now)
 
 
-class PlaceOffers:
-    """``cost.Offers`` to workers of one place: few of them are asked about."""
+class PrefixOffers:
+    """``cost.Offers`` to the workers of ``WorkerColumns``: each is worked out when it is asked for, which few are."""
 
     def __init__(
         self,
         fleet: Fleet,
         links: Links,
         holds: Holds,
-        place: Place,
-        sight: Sight,
+        columns: WorkerColumns,
+        candidates: PrefixCandidates,
         tokens: int,
         longest_s: float,
         now: float,
@@ -112,36 +112,36 @@ class PlaceOffers:
         self._fleet = fleet
         self._links = links
         self._holds = holds
-        self._place = place
-        self._sight = sight
+        self._columns = columns
+        self._candidates = candidates
         self._tokens = tokens
         self._longest_s = longest_s
         self._now = now
 
     def __repr__(self) -> str:
-        return f"<PlaceOffers to {len(self._place.names)} workers>"
+        return f"<PrefixOffers to {len(self._columns.names)} workers>"
 
     def hints(self) -> Hints:
         """No worse than the real ones: what is at hand needs no loading, the rest comes the fastest way."""
-        place, sight = self._place, self._sight
-        at_hand, stored, coming = [0.0] * len(place.names), [0] * len(place.names), list[Coming]()
-        for root, members in place.kinds.items():
-            by_holder, page_tokens = sight.depths.get(root, {}), place.page_tokens[members[0]]
-            there = [by_holder.get(place.store_keys[at], 0) for at in members] if by_holder else ()
-            held = [by_holder.get(place.names[at], 0) for at in members] if by_holder else ()
+        columns, candidates = self._columns, self._candidates
+        at_hand, stored, coming = [0.0] * len(columns.names), [0] * len(columns.names), list[Coming]()
+        for root, members in columns.kinds.items():
+            by_holder, page_tokens = candidates.depths.get(root, {}), columns.page_tokens[members[0]]
+            there = [by_holder.get(columns.store_keys[at], 0) for at in members] if by_holder else ()
+            held = [by_holder.get(columns.names[at], 0) for at in members] if by_holder else ()
             for at, near, own in zip(members, there, held, strict=False):
                 stored[at], at_hand[at] = near, page_tokens * (near if near > own else own)
-            for work, pages in sight.works.get(root, ()):
-                for at in place.reach(work.worker, work.stores):
-                    if place.roots[at] == root:
+            for work, pages in candidates.works.get(root, ()):
+                for at in columns.having(work.worker, work.stores):
+                    if columns.roots[at] == root:
                         at_hand[at] = max(at_hand[at], pages * page_tokens)
             coming += self._comes(root, members)
         return Hints(at_hand, stored, coming)
 
     def _comes(self, root: PageName, members: Sequence[int]) -> Iterator[Coming]:
-        place, quickest = self._place, self._links.quickest
-        page_tokens, page_bytes = place.page_tokens[members[0]], place.page_bytes[members[0]]
-        for _, _, pages in self._sight.peers.get(root, ()):
+        columns, quickest = self._columns, self._links.quickest
+        page_tokens, page_bytes = columns.page_tokens[members[0]], columns.page_bytes[members[0]]
+        for _, _, pages in self._candidates.peers.get(root, ()):
             yield Coming(
                 to=members,
                 pages=pages,
@@ -151,60 +151,60 @@ class PlaceOffers:
             )
 
     def __getitem__(self, at: int, /) -> list[Offer]:
-        place, sight = self._place, self._sight
-        root, page_tokens, row = place.roots[at], place.page_tokens[at], place.stores[at]
-        by_holder = sight.depths.get(root, {})
-        held, stored = by_holder.get(place.names[at], 0), by_holder.get(place.store_keys[at], 0)
+        columns, candidates = self._columns, self._candidates
+        root, page_tokens, row = columns.roots[at], columns.page_tokens[at], columns.stores[at]
+        by_holder = candidates.depths.get(root, {})
+        held, stored = by_holder.get(columns.names[at], 0), by_holder.get(columns.store_keys[at], 0)
         found: list[Offer] = [(ENGINE, held * page_tokens, 0.0)]
         if stored > held:  # else it has no more, and has to be loaded
-            found.append((STORE, stored * page_tokens, self._links.restore_s(row, stored * place.page_bytes[at])))
+            found.append((STORE, stored * page_tokens, self._links.restore_s(row, stored * columns.page_bytes[at])))
         own = max(held, stored)
-        if at in self._reached or any(peer.pages > own for peer in sight.peers.get(root, ())):
+        if at in self._reached or any(peer.pages > own for peer in candidates.peers.get(root, ())):
             found += self._waited_for(at, root, own, stored)
         return found
 
     @cached_property
     def _reached(self) -> set[int]:
         """Positions of those that will have what comes."""
-        works = [work for each in self._sight.works.values() for work, _ in each]
-        return {at for work in works for at in self._place.reach(work.worker, work.stores)}
+        works = [work for each in self._candidates.works.values() for work, _ in each]
+        return {at for work in works for at in self._columns.having(work.worker, work.stores)}
 
     def _waited_for(self, at: int, root: PageName, own: int, stored: int) -> Iterator[Offer]:
         """Those that nobody waits too long for, after those that are held back already: these come when their prefix is
         there, and not while this prompt waits for its own. ``own``: pages at hand."""
-        others_s = self._holds.seconds_at(self._place.names[at]) if self._holds else 0.0
-        works = self._works(at, self._sight.works.get(root, ()))
-        for source, length, seconds in chain(works, self._pulls(at, self._sight.peers.get(root, ()), own, stored)):
+        others_s = self._holds.seconds_at(self._columns.names[at]) if self._holds else 0.0
+        works = self._works(at, self._candidates.works.get(root, ()))
+        for source, length, seconds in chain(works, self._pulls(at, self._candidates.peers.get(root, ()), own, stored)):
             if seconds <= self._longest_s:
                 yield source, length, seconds + others_s
 
     def _works(self, at: int, works: Sequence[tuple[Work, int]]) -> Iterator[Offer]:
-        place = self._place
+        columns = self._columns
         for work, pages in works:
-            if (here := place.names[at] == work.worker) or place.store_keys[at] in work.stores:
+            if (here := columns.names[at] == work.worker) or columns.store_keys[at] in work.stores:
                 ready_s = work.remaining_s(pages, self._now) + self._then_s(at, pages, here=here)
-                yield Source(Kind.UNDERWAY, work.key), pages * place.page_tokens[at], ready_s
+                yield Source(Kind.UNDERWAY, work.key), pages * columns.page_tokens[at], ready_s
 
     def _then_s(self, at: int, pages: int, *, here: bool) -> float:
         """From when they are there until they are in the worker's own cache."""
-        place = self._place
+        columns = self._columns
         if not here:
-            return HOLD_S + self._links.restore_s(place.stores[at], pages * place.page_bytes[at])
+            return HOLD_S + self._links.restore_s(columns.stores[at], pages * columns.page_bytes[at])
         # An engine that computes prompts one after the other need not be held back for its own.
-        return HOLD_S if place.lets_pass[at] else 0.0
+        return HOLD_S if columns.lets_pass[at] else 0.0
 
     def _pulls(self, at: int, peers: Sequence[Peer], own: int, stored: int) -> Iterator[Offer]:
         """From the peers that have more than ``own``; ``stored`` of it need not travel."""
-        place, (latency_s, s_per_byte, in_flight_bytes) = self._place, self._links.tables
-        page_tokens, page_bytes, to = place.page_tokens[at], place.page_bytes[at], place.stores[at]
+        columns, (latency_s, s_per_byte, in_flight_bytes) = self._columns, self._links.tables
+        page_tokens, page_bytes, to = columns.page_tokens[at], columns.page_bytes[at], columns.stores[at]
         whole = self._tokens // page_tokens
         for source, row, depth in peers:
             pages = min(depth, whole)
-            if pages > own and row != to and self._may_push(source.origin, place.workers[at].store):
+            if pages > own and row != to and self._may_push(source.origin, columns.workers[at].store):
                 moving_bytes = (pages - min(pages, stored)) * page_bytes + in_flight_bytes[row][to]
                 there_s = HOLD_S + latency_s[row][to] + s_per_byte[row][to] * moving_bytes
                 yield source, pages * page_tokens, there_s + self._links.restore_s(to, pages * page_bytes)
 
     def _may_push(self, source: str, target: str) -> bool:
-        cools = bool(self._sight.cooling) and (source, target) in self._sight.cooling
+        cools = bool(self._candidates.cooling) and (source, target) in self._candidates.cooling
         return not cools and self._fleet.stores.is_usable(target, self._now)

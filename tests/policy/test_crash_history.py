@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from kvrelay.policy.suspect import MAX_DEATHS, MAX_LOSSES, Blame
+from kvrelay.policy.crash_history import MAX_DEATHS, MAX_LOSSES, CrashHistory
 
 
 @pytest.mark.parametrize(
-    ("shares", "is_enough"),
+    ("shares", "is_poison"),
     [
         ([], False),
         ([1.0], False),
@@ -23,23 +23,23 @@ from kvrelay.policy.suspect import MAX_DEATHS, MAX_LOSSES, Blame
     ids=str,
 )
 def test_the_fewer_others_died_with_its_workers_the_sooner_a_request_is_held_to_be_why(
-    shares: list[float], is_enough: bool
+    shares: list[float], is_poison: bool
 ) -> None:
-    blame = Blame()
+    crashes = CrashHistory()
     for share in shares:
-        blame = blame.another(share)
-    assert blame.is_enough is is_enough
+        crashes = crashes.with_crash(share)
+    assert crashes.is_poison is is_poison
 
 
 @pytest.mark.parametrize(
-    ("soon", "late", "is_enough"), [(1, 1, False), (0, MAX_LOSSES - 1, False), (1, MAX_LOSSES - 1, True)]
+    ("soon", "late", "is_poison"), [(1, 1, False), (0, MAX_LOSSES - 1, False), (1, MAX_LOSSES - 1, True)]
 )
 def test_workers_that_had_it_for_long_are_held_against_it_when_they_are_many(
-    soon: int, late: int, is_enough: bool
+    soon: int, late: int, is_poison: bool
 ) -> None:
-    blame = Blame()
+    crashes = CrashHistory()
     for _ in range(soon):
-        blame = blame.another(1.0)
+        crashes = crashes.with_crash(1.0)
     for _ in range(late):
-        blame = blame.another_late()
-    assert blame.is_enough is is_enough
+        crashes = crashes.with_late_loss()
+    assert crashes.is_poison is is_poison

@@ -12,7 +12,7 @@ from kvrelay.fleet.workers import Fleet
 from kvrelay.types import Value
 
 
-class Standing(Value, frozen=True, kw_only=True):
+class RequestStatus(Value, frozen=True, kw_only=True):
     """JSON-ready. Seconds are until now, unless they say otherwise."""
 
     waits_for: str
@@ -31,7 +31,7 @@ class Standing(Value, frozen=True, kw_only=True):
     """Of each prompt: its worker, how far it is, and that worker."""
 
 
-class Standings:
+class RequestStatuses:
     """Of all requests of one router."""
 
     def __init__(
@@ -44,16 +44,16 @@ class Standings:
         self._recovery = recovery
 
     def __repr__(self) -> str:
-        return f"<Standings of {len(self._flights)} requests>"
+        return f"<RequestStatuses of {len(self._flights)} requests>"
 
-    def of(self, request_id: str, silent_since_s: float | None, now: float, gap_s: float = 0.0) -> Standing:
+    def of(self, request_id: str, silent_since_s: float | None, now: float, gap_s: float = 0.0) -> RequestStatus:
         """``silent_since_s``: since when its D owes it a word; None when it owes it none. ``gap_s`` usually lies
         between two of them; 0: there were no two."""
         flight = self._flights.get(request_id)
         if flight is None:
             return self._at_the_door(request_id, now)
         waits_for, since_s, given_up_s = self._awaited(flight, silent_since_s, now, gap_s)
-        return Standing(
+        return RequestStatus(
             waits_for=waits_for,
             waits_s=None if since_s is None else now - since_s,
             given_up_s=given_up_s,
@@ -67,12 +67,12 @@ class Standings:
             ),
         )
 
-    def _at_the_door(self, request_id: str, now: float) -> Standing:
+    def _at_the_door(self, request_id: str, now: float) -> RequestStatus:
         waiting = self._door.waiting.find(request_id)
         if waiting is None:
-            return Standing(waits_for="client")
+            return RequestStatus(waits_for="client")
         limit_s = waiting.until_s - waiting.since_s
-        return Standing(waits_for="admission", waits_s=now - waiting.since_s, given_up_s=limit_s)
+        return RequestStatus(waits_for="admission", waits_s=now - waiting.since_s, given_up_s=limit_s)
 
     def _awaited(
         self, flight: Flight, silent_since_s: float | None, now: float, gap_s: float

@@ -6,7 +6,7 @@ import pytest
 
 from kvrelay.errors import Harmful, Overloaded
 from kvrelay.fleet.brain import Brain
-from kvrelay.fleet.flight import Condemn, Plan, Refuse, Rest, SendPrefill
+from kvrelay.fleet.flight import Plan, Refuse, RejectPoison, Rest, SendPrefill
 from kvrelay.policy.loss import LossReason
 from kvrelay.types import Role
 from tests.fleet.known import ask, known_brain, member
@@ -51,7 +51,7 @@ def test_a_request_that_is_alone_takes_two_workers_and_no_more(reason: LossReaso
     brain = known_brain([], DECODES)
     begun(brain, ask("r0", (7, 200)))
     assert deaths(brain, "r0", reason) == 2
-    assert brain.suspects.ended == 1
+    assert brain.poison_requests.ended == 1
     brain.check_invariants()
 
 
@@ -85,7 +85,7 @@ def test_where_workers_answer_that_they_failed_and_live_its_client_may_ask_again
     assert failed(brain, "r0", 0.0)
     with pytest.raises(Overloaded, match="retry"):
         failed(brain, "r0", 1.0)
-    assert brain.suspects.ended == 0
+    assert brain.poison_requests.ended == 0
 
 
 def test_workers_that_fail_at_everything_do_not_keep_a_request_from_one_that_is_well() -> None:
@@ -106,7 +106,7 @@ def test_a_prompt_at_which_prefill_workers_fail_that_live_may_be_sent_again() ->
     assert isinstance(again, SendPrefill)
     (command,) = brain.prefill_failed("r0", 0, 2.0, reason=LossReason.FAILED)
     assert isinstance(command, Refuse)
-    assert (command.after_s, brain.suspects.ended) == (1.0, 0)
+    assert (command.after_s, brain.poison_requests.ended) == (1.0, 0)
     brain.check_invariants()
 
 
@@ -116,7 +116,7 @@ def test_workers_that_were_silent_before_they_were_asked_are_held_against_nobody
     for number in range(1, len(DECODES)):
         asked(brain, "r0", 10.0 * number)
         assert brain.decode_refused("r0", 10.0 * number + 2.0, reason=LossReason.SILENT)
-    assert brain.suspects.ended == 0
+    assert brain.poison_requests.ended == 0
 
 
 @pytest.mark.parametrize("reason", [LossReason.UNASKED, LossReason.GONE, LossReason.GAVE_UP])
@@ -124,7 +124,7 @@ def test_workers_that_were_not_reached_or_left_are_held_against_nobody(reason: L
     brain = known_brain([], DECODES)
     begun(brain, ask("r0", (7, 200)))
     assert deaths(brain, "r0", reason) == len(DECODES)
-    assert brain.suspects.ended == 0
+    assert brain.poison_requests.ended == 0
 
 
 def test_among_many_others_a_request_outlives_four_workers_and_no_more() -> None:
@@ -144,7 +144,7 @@ def test_all_that_a_worker_had_share_its_death_whoever_tells_of_it_last() -> Non
         brain.register_worker(member(worker, Role.DECODE), 0.0)
     for number in range(4):
         assert brain.decode_refused(f"r{number}", 0.1, reason=LossReason.RESET)
-    shares = [flight.blame.share for flight in brain._flights.values()]
+    shares = [flight.crashes.share for flight in brain._flights.values()]
     assert shares == [0.25] * 4
 
 
@@ -169,7 +169,7 @@ def test_an_answer_that_goes_on_is_held_to_nothing_that_was_before() -> None:
         )
         asked(brain, "r0", now + 7)
         brain.recovery.resumed("r0", 0.1, now + 8)
-    assert brain.suspects.ended == 0
+    assert brain.poison_requests.ended == 0
     brain.check_invariants()
 
 
@@ -185,7 +185,7 @@ def test_a_rest_that_kills_two_workers_before_a_word_of_it_is_stopped() -> None:
         brain.recovery.lost("r0", rest("r0"), reason=LossReason.RESET, now=12.0)
     timeline = brain.finish("r0", status=502, output_tokens=40, now=12.0)
     assert [each.outcome for each in timeline.resumptions][-1] == "failed"
-    assert (brain.in_flight, brain.suspects.ended) == (0, 1)
+    assert (brain.in_flight, brain.poison_requests.ended) == (0, 1)
     brain.check_invariants()
 
 
@@ -195,7 +195,7 @@ def test_a_prompt_that_kills_two_prefill_workers_reaches_no_third_and_no_d() -> 
     (again,) = brain.prefill_failed("r0", 0, 1.0, reason=LossReason.RESET)
     assert isinstance(again, SendPrefill)
     (command,) = brain.prefill_failed("r0", 0, 10.0, reason=LossReason.RESET)
-    assert isinstance(command, Condemn)
+    assert isinstance(command, RejectPoison)
     assert "2 workers in a row" in command.reason
-    assert brain.suspects.ended == 1
+    assert brain.poison_requests.ended == 1
     brain.check_invariants()

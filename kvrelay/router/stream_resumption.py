@@ -10,23 +10,23 @@ from collections.abc import Callable, Iterable
 
 from kvrelay.errors import Unasked
 from kvrelay.fleet.brain import Brain
-from kvrelay.fleet.flight import Command, Plan, Waits
+from kvrelay.fleet.flight import Command, Plan, Queued
 from kvrelay.policy.loss import LossReason
 from kvrelay.router.continuation import Continuation, RestOfChoice, rests_of
 from kvrelay.router.decodes import Decodes
 from kvrelay.router.job import Job
 from kvrelay.router.prefills import Prefills, accepted
 from kvrelay.router.resumable import Remains
+from kvrelay.router.stream_silence import StreamSilence
 from kvrelay.router.tap import Tap
 from kvrelay.router.tokens import Tokens
 from kvrelay.router.turn import Turn
 from kvrelay.router.upstream import Reply
-from kvrelay.router.wait import Wait
 
 log = logging.getLogger("kvrelay.router")
 
 
-class Succession:
+class StreamResumption:
     """Of one request whose answer may go on elsewhere."""
 
     def __init__(
@@ -39,7 +39,7 @@ class Succession:
         prefills: Prefills,
         decodes: Decodes,
         turn: Turn,
-        wait: Wait,
+        silence: StreamSilence,
         job: Job,
         *,
         start: Callable[[Plan], None],
@@ -54,7 +54,7 @@ class Succession:
         self._prefills = prefills
         self._decodes = decodes
         self._turn = turn
-        self._wait = wait
+        self._silence = silence
         self._id = job.request_id
         self._salt = job.salt
         self._start = start
@@ -70,7 +70,7 @@ class Succession:
         self._continuation: Continuation | None = None
 
     def __repr__(self) -> str:
-        return f"<Succession of {self._id}, {self._remains!r}>"
+        return f"<StreamResumption of {self._id}, {self._remains!r}>"
 
     # ------------------------------------------------------------ from one that writes
 
@@ -120,8 +120,8 @@ class Succession:
 
     async def go_on(self, reason: LossReason) -> Continuation:
         """The rest of the answer from another worker. Raises ``KvrelayError``."""
-        self._lost_s = self._wait.since_s or self._lost_s or self._clock()
-        self._wait.leave()
+        self._lost_s = self._silence.since_s or self._lost_s or self._clock()
+        self._silence.leave()
         self._stay()
         self._decodes.drop()
         reason = self._decodes.take_reason(reason)
@@ -129,7 +129,7 @@ class Succession:
         self._find_next([rest.index for rest in rests], reason)
         await self._turn.wait()
         legs = [(rest, await self._open_rest(rest)) for rest in rests]
-        self._continuation = Continuation(legs, self._wait)
+        self._continuation = Continuation(legs, self._silence)
         return self._continuation
 
     def _find_next(self, open_choices: list[int], reason: LossReason) -> None:
@@ -146,7 +146,7 @@ class Succession:
         finally:
             self._obey(self._brain.waits.flush(now))
 
-    def _begin(self, plan: Plan | Waits, open_choices: list[int]) -> None:
+    def _begin(self, plan: Plan | Queued, open_choices: list[int]) -> None:
         """Have done what these choices, cut off here, wait for before they go on."""
         self._prefills.renew([self._remains.rest_of(index) for index in open_choices])
         if isinstance(plan, Plan):
@@ -160,7 +160,7 @@ class Succession:
             # Of the worker before, which may be given up again while this one is awaited.
             self._decodes.take_reason(LossReason.RESET)
         body = self._remains.body(rest.index, order, self._salt)
-        self._wait.begin()
+        self._silence.begin()
         reply = await self._decodes.open(f"{order.url}{self._remains.request.kind.path}", body, f"-r{rest.index}")
         if reply.status != 200:
             await accepted(reply)

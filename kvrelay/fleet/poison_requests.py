@@ -11,15 +11,15 @@ from kvrelay.fleet.flight import Flight, PromptLeg
 from kvrelay.fleet.loads import Loads
 from kvrelay.fleet.workers import Fleet
 from kvrelay.policy.admit import RETRY_AFTER_S
+from kvrelay.policy.crash_history import SOON_S, CrashHistory
 from kvrelay.policy.loss import DEADLY, LossReason
-from kvrelay.policy.suspect import SOON_S, Blame
 
 TOGETHER_S = 5.0
 """Losses of one worker within so long of each other are one death: each of its requests notices by itself."""
-MAX_CROWDS = 1024
+MAX_WINDOWS = 1024
 
 
-class Crowd(NamedTuple):
+class LossWindow(NamedTuple):
     """What a worker had when it died."""
 
     requests: int
@@ -27,7 +27,7 @@ class Crowd(NamedTuple):
     """When a request last said so."""
 
 
-class Suspects:
+class PoisonRequests:
     """Of one router."""
 
     def __init__(self, loads: Loads, fleet: Fleet, breakers: Breakers, *, knows_all: bool) -> None:
@@ -36,22 +36,22 @@ class Suspects:
         self._fleet = fleet
         self._breakers = breakers
         self._knows_all = knows_all
-        self._crowds: dict[str, Crowd] = {}
+        self._windows: dict[str, LossWindow] = {}
         self.ended = 0
         """Requests that no other worker was to have."""
 
     def __repr__(self) -> str:
-        return f"<Suspects {self.ended} ended>"
+        return f"<PoisonRequests {self.ended} ended>"
 
     def decode_lost(self, flight: Flight, reason: LossReason | None, now: float) -> None:
         """The request has lost its D, and holds its place there still. Raises what its client is told when that is
         enough: ``Harmful``, or ``Overloaded`` where all may be well with the request."""
         if flight.writes:
-            flight.blame = Blame()
+            flight.crashes = CrashHistory()
         elif self._is_death(flight.decode.worker, reason, flight.asked_s):
             held = flight.decode
-            flight.blame = self._blamed(flight.blame, held.worker, held.sequences, reason, flight.asked_s, now)
-            if (error := self.verdict(flight.blame)) is not None:
+            flight.crashes = self._after_loss(flight.crashes, held.worker, held.sequences, reason, flight.asked_s, now)
+            if (error := self.verdict(flight.crashes)) is not None:
                 self.ended += isinstance(error, Harmful)
                 raise error
 
@@ -59,17 +59,17 @@ class Suspects:
         """Its P died or stands still, and the prompt holds its place there still."""
         held = leg.reservation
         if held is not None and self._is_death(held.worker, reason, leg.sent_s):
-            leg.blame = self._blamed(leg.blame, held.worker, 1, reason, leg.sent_s, now)
-            self.ended += isinstance(self.verdict(leg.blame), Harmful)
+            leg.crashes = self._after_loss(leg.crashes, held.worker, 1, reason, leg.sent_s, now)
+            self.ended += isinstance(self.verdict(leg.crashes), Harmful)
 
-    def verdict(self, blame: Blame) -> Harmful | Overloaded | None:
+    def verdict(self, crashes: CrashHistory) -> Harmful | Overloaded | None:
         """What the client is told when no other worker is to have its request."""
-        if not blame.is_enough:
+        if not crashes.is_poison:
             return None
-        if len(blame.failed) == blame.deaths and all(self._lives(*failed) for failed in blame.failed):
+        if len(crashes.failed) == crashes.deaths and all(self._lives(*failed) for failed in crashes.failed):
             # What kills an engine is answered so, too. But these may fail at everything.
             return Overloaded("several workers failed at this request and may fail at others; retry", RETRY_AFTER_S)
-        return Harmful(_why(blame))
+        return Harmful(_why(crashes))
 
     def _is_death(self, worker: str, reason: LossReason | None, asked_s: float) -> bool:
         """Whether the request may be why."""
@@ -84,18 +84,18 @@ class Suspects:
                 return self._breakers.of(worker).failing_since_s >= asked_s
         return reason in DEADLY
 
-    def _blamed(
-        self, blame: Blame, worker: str, part: int, reason: LossReason | None, asked_s: float, now: float
-    ) -> Blame:
+    def _after_loss(
+        self, crashes: CrashHistory, worker: str, part: int, reason: LossReason | None, asked_s: float, now: float
+    ) -> CrashHistory:
         """One more death; ``part`` of what the worker had was of this request."""
         silent_s = self._fleet.workers.silent_s(worker, now) if reason is LossReason.SILENT else 0.0
         if now - silent_s - asked_s > SOON_S:
-            return blame.another_late()
-        share = part / self._crowd(worker, now) if self._knows_all else 0.0
+            return crashes.with_late_loss()
+        share = part / self._requests_at(worker, now) if self._knows_all else 0.0
         member = self._fleet.workers.get(worker)
         if reason is LossReason.FAILED and member is not None:
-            return blame.another_failed(share, worker, member.info.incarnation)
-        return blame.another(share)
+            return crashes.with_failure(share, worker, member.info.incarnation)
+        return crashes.with_crash(share)
 
     def _lives(self, worker: str, incarnation: str) -> bool:
         """As far as anybody knows."""
@@ -104,21 +104,22 @@ class Suspects:
             return False
         return member.healthy and not (member.left or member.cut)
 
-    def _crowd(self, worker: str, now: float) -> int:
+    def _requests_at(self, worker: str, now: float) -> int:
         """All that it had: whoever tells of it later finds fewer there."""
         has = max(1, self._loads.running[worker] + self._loads.prefill_legs[worker])
-        crowd = self._crowds.get(worker)
-        if crowd is not None and now - crowd.told_s <= TOGETHER_S:
-            has = max(has, crowd.requests)
-        elif len(self._crowds) >= MAX_CROWDS:
-            self._crowds.clear()
-        self._crowds[worker] = Crowd(has, now)
+        window = self._windows.get(worker)
+        if window is not None and now - window.told_s <= TOGETHER_S:
+            has = max(has, window.requests)
+        elif len(self._windows) >= MAX_WINDOWS:
+            self._windows.clear()
+        self._windows[worker] = LossWindow(has, now)
         return has
 
 
-def _why(blame: Blame) -> str:
+def _why(crashes: CrashHistory) -> str:
     """A sentence for its client."""
     return (
-        f"{blame.deaths + blame.late} workers in a row failed or stood still while they had this request and before "
-        "they answered it; no other one is asked. Change the request, or look into their logs, before it is sent again"
+        f"{crashes.deaths + crashes.late} workers in a row failed or stood still while they had this request and "
+        "before they answered it; no other one is asked. Change the request, or look into their logs, before it is "
+        "sent again"
     )

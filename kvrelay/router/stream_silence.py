@@ -10,7 +10,7 @@ ONE_STEP_S = 0.005
 """Words that come closer together are of one step, or waited for a slow client: they tell of no pace."""
 
 
-class Wait:
+class StreamSilence:
     """One request's."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -22,7 +22,8 @@ class Wait:
         self._gaps_s: deque[float] = deque(maxlen=KEPT_GAPS)
 
     def __repr__(self) -> str:
-        return "<Wait, none>" if self.since_s is None else f"<Wait of {self._clock() - self.since_s:.3f} s>"
+        state = ", none" if self.since_s is None else f" of {self._clock() - self.since_s:.3f} s"
+        return f"<StreamSilence{state}>"
 
     @property
     def silent_since_s(self) -> float | None:

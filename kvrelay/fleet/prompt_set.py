@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from kvrelay.fleet.ground import Place
 from kvrelay.fleet.holdings import Depths, Holdings
-from kvrelay.fleet.reach import PlaceOffers
+from kvrelay.fleet.prefix_finder import PrefixOffers
+from kvrelay.fleet.topology import WorkerColumns
 from kvrelay.policy.cost import Hints, Offer
 from kvrelay.types import Fingerprint, PageName, PromptNames, RequestFacts
 
@@ -27,7 +27,7 @@ class _Other(NamedTuple):
     """By root: leading pages that it shares with prompts before it."""
 
 
-class Together(NamedTuple):
+class PromptSet(NamedTuple):
     """All prompts of a request."""
 
     tokens: int
@@ -39,7 +39,7 @@ class Together(NamedTuple):
     others: tuple[_Other, ...]
 
     @classmethod
-    def of(cls, facts: RequestFacts, namings: Mapping[PageName, Fingerprint], holdings: Holdings) -> Together:
+    def of(cls, facts: RequestFacts, namings: Mapping[PageName, Fingerprint], holdings: Holdings) -> PromptSet:
         """``namings`` tell how long the pages are that a root names."""
         lengths = facts.prompt_tokens
         order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
@@ -55,30 +55,30 @@ class Together(NamedTuple):
                 seen[root].update(pages)
         return cls(tokens, lengths[order[0]], names[order[0]], tuple(others))
 
-    def at_hand(self, place: Place) -> list[float]:
-        """Tokens of the others that each worker of ``place`` could have at once, beyond what they share."""
-        return [self._at_hand(place, at) for at in range(len(place.names))]
+    def at_hand(self, columns: WorkerColumns) -> list[float]:
+        """Tokens of the others that each worker of ``columns`` could have at once, beyond what they share."""
+        return [self._at_hand(columns, at) for at in range(len(columns.names))]
 
-    def _at_hand(self, place: Place, at: int) -> float:
-        root, page_tokens, at_hand = place.roots[at], place.page_tokens[at], 0
+    def _at_hand(self, columns: WorkerColumns, at: int) -> float:
+        root, page_tokens, at_hand = columns.roots[at], columns.page_tokens[at], 0
         for tokens, depths, shared in self.others:
             by_holder = depths.get(root, {})
-            held = max(by_holder.get(place.names[at], 0), by_holder.get(place.store_keys[at], 0))
+            held = max(by_holder.get(columns.names[at], 0), by_holder.get(columns.store_keys[at], 0))
             leading = _leading_tokens(shared.get(root, 0), page_tokens, tokens)
             at_hand += max(0, _leading_tokens(held, page_tokens, tokens) - leading)
         return float(at_hand)
 
 
-class TogetherOffers:
+class PromptSetOffers:
     """``cost.Offers`` of all prompts: what there is of the longest one, and of the others what is at hand."""
 
-    def __init__(self, first: PlaceOffers, others: Sequence[float]) -> None:
+    def __init__(self, first: PrefixOffers, others: Sequence[float]) -> None:
         """``others``: tokens by worker."""
         self._first = first
         self._others = others
 
     def __repr__(self) -> str:
-        return f"<TogetherOffers beside {self._first!r}>"
+        return f"<PromptSetOffers beside {self._first!r}>"
 
     def hints(self) -> Hints:
         hints, others = self._first.hints(), self._others

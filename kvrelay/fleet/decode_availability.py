@@ -7,15 +7,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from kvrelay.fleet.ground import Ground
 from kvrelay.fleet.lost_answer import LostAnswer
 from kvrelay.fleet.member import Member
+from kvrelay.fleet.topology import Topology
 from kvrelay.policy.recover import Manner
 from kvrelay.types import Engine, WorkerInfo
 
 
 @dataclass(frozen=True)
-class Chances:
+class DecodeAvailability:
     """Workers, by name."""
 
     engines: Mapping[str, Engine]
@@ -30,9 +30,9 @@ class Chances:
 
     @classmethod
     def of(
-        cls, model: str, ground: Ground, members: Iterable[Member[WorkerInfo]], lease_s: float, now: float
-    ) -> Chances:
-        """``ground`` is that of ``model``; ``lease_s`` is lately."""
+        cls, model: str, topology: Topology, members: Iterable[Member[WorkerInfo]], lease_s: float, now: float
+    ) -> DecodeAvailability:
+        """``topology`` is that of ``model``; ``lease_s`` is lately."""
         soon = [
             member
             for member in members
@@ -43,9 +43,9 @@ class Chances:
         ]
         return cls(
             engines={
-                worker.name: worker.engine for worker in (*ground.decode_workers, *(member.info for member in soon))
+                worker.name: worker.engine for worker in (*topology.decode_workers, *(member.info for member in soon))
             },
-            ready=frozenset(worker.name for worker in ground.decode_workers),
+            ready=frozenset(worker.name for worker in topology.decode_workers),
             soon=frozenset(member.info.name for member in soon),
             cut=frozenset(member.info.name for member in soon if member.cut),
         )

@@ -18,7 +18,7 @@ SOON_S = 10.0
 queue, and then others are there as well."""
 
 
-class Blame(Value, frozen=True, kw_only=True):
+class CrashHistory(Value, frozen=True, kw_only=True):
     """Deaths of workers that had a request, since one last wrote for it."""
 
     deaths: int = 0
@@ -30,20 +30,20 @@ class Blame(Value, frozen=True, kw_only=True):
     failed: tuple[tuple[str, str], ...] = ()
     """Of those that came soon: workers, with their incarnations, that answered that they failed. They may live."""
 
-    def another(self, share: float) -> Blame:
+    def with_crash(self, share: float) -> CrashHistory:
         """One more died soon; ``share``: 1.0 when it had nothing else, 0.0 where nobody knows what it had."""
-        return Blame(deaths=self.deaths + 1, share=self.share + share, late=self.late, failed=self.failed)
+        return CrashHistory(deaths=self.deaths + 1, share=self.share + share, late=self.late, failed=self.failed)
 
-    def another_failed(self, share: float, worker: str, incarnation: str) -> Blame:
+    def with_failure(self, share: float, worker: str, incarnation: str) -> CrashHistory:
         """The same, and it said so."""
         failed = *self.failed, (worker, incarnation)
-        return Blame(deaths=self.deaths + 1, share=self.share + share, late=self.late, failed=failed)
+        return CrashHistory(deaths=self.deaths + 1, share=self.share + share, late=self.late, failed=failed)
 
-    def another_late(self) -> Blame:
+    def with_late_loss(self) -> CrashHistory:
         """One more died, which had it for long."""
-        return Blame(deaths=self.deaths, share=self.share, late=self.late + 1, failed=self.failed)
+        return CrashHistory(deaths=self.deaths, share=self.share, late=self.late + 1, failed=self.failed)
 
     @property
-    def is_enough(self) -> bool:
+    def is_poison(self) -> bool:
         """The next worker would most likely die as well."""
         return self.share >= ALONE_DEATHS or self.deaths >= MAX_DEATHS or self.deaths + self.late >= MAX_LOSSES

@@ -7,7 +7,7 @@ import random
 
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.index import store_key
-from kvrelay.fleet.reach import PlaceOffers
+from kvrelay.fleet.prefix_finder import PrefixOffers
 from kvrelay.fleet.underway import Work
 from kvrelay.policy.cost import Hints, Kind
 from kvrelay.types import Role
@@ -44,10 +44,10 @@ class Seen:
                     brain.loads.links.learn(source, target, move.saw_moving(1 << 24, slower).saw_exposed(0, slower))
                     brain.loads.links.promise(source, target, self.dice.choice((0, 1 << 20)))
 
-    def offers(self) -> tuple[PlaceOffers, Hints, int]:
+    def offers(self) -> tuple[PrefixOffers, Hints, int]:
         """To all who read, the hints of them, and how many they are."""
-        brain, place = self.brain, self.brain._chooser.ground("tiny", 0.0).prefill_columns
-        holders = [*place.names, *map(store_key, STORES)]
+        brain, columns = self.brain, self.brain._chooser.topology("tiny", 0.0).prefill_columns
+        holders = [*columns.names, *map(store_key, STORES)]
         depths = {
             root: {name: self.dice.randint(1, len(names)) for name in holders if self.dice.random() < 0.4}
             for root, names in self.names.items()
@@ -55,9 +55,9 @@ class Seen:
         }
         for number in range(self.dice.randrange(4)):
             self._begin(f"w{number}")
-        sight = brain.prefixes.reach.look(self.names, depths, 1.0, may_wait=True)
-        found = brain.prefixes.reach.offers(place, sight, self.tokens, 1.0)
-        return found, found.hints(), len(place.names)
+        candidates = brain.prefixes.finder.look(self.names, depths, 1.0, may_wait=True)
+        found = brain.prefixes.finder.offers(columns, candidates, self.tokens, 1.0)
+        return found, found.hints(), len(columns.names)
 
     def _begin(self, key: str) -> None:
         names = self.dice.choice([each for each in self.names.values() if each] or [()])

@@ -25,8 +25,8 @@ are believed to hold nothing."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """Workers in the order of one side of a ground."""
+class WorkerColumns:
+    """The prefill workers or the decode workers of one model: a column for each fact, a position for each worker."""
 
     workers: tuple[WorkerInfo, ...]
     names: tuple[str, ...]
@@ -79,14 +79,14 @@ class Place:
                 found.setdefault(holder, []).append(at)
         return found
 
-    def reach(self, worker: str | None, stores: Iterable[str]) -> Iterator[int]:
+    def having(self, worker: str | None, stores: Iterable[str]) -> Iterator[int]:
         """Positions of those that have what ``worker`` or one of ``stores`` has."""
         for holder in (worker, *stores) if worker is not None else stores:
             yield from self._holders.get(holder, ())
 
 
 @dataclass(frozen=True)
-class Ground:
+class Topology:
     """The prefill workers and the decode workers of one model; a worker of both roles is in both."""
 
     prefill_workers: tuple[WorkerInfo, ...]
@@ -97,8 +97,8 @@ class Ground:
     """Positions of the decode workers to which no prefill worker can hand over."""
     near: tuple[bool, ...]
     """For each prefill worker: whether a decode worker shares its store."""
-    prefill_columns: Place
-    decode_columns: Place
+    prefill_columns: WorkerColumns
+    decode_columns: WorkerColumns
     namings: Mapping[PageName, Fingerprint]
     """One worker's fingerprint for each root, of those that most workers share."""
 
@@ -112,7 +112,7 @@ class Ground:
 
 
 class Seen(NamedTuple):
-    """What a ground was made of."""
+    """The members and broken ways from which a topology was made."""
 
     ready: tuple[WorkerInfo, ...]
     """Of all models."""
@@ -129,25 +129,25 @@ class Seen(NamedTuple):
         return self.all_well and self.ready is ready and self.stores is stores and self.shut is shut
 
     def is_like(self, other: Seen) -> bool:
-        """Whether the same ground is made of it. Infos are compared by identity first, so this takes microseconds."""
+        """Whether the same topology is made of it. Infos are compared by identity first, so this takes microseconds."""
         same_stores = _names(self.stores) == _names(other.stores)
         return self.workers == other.workers and same_stores and self.shut == other.shut
 
 
-class Grounds:
-    """The last ground of every model."""
+class Topologies:
+    """The present topology of every model, made again when a member comes or goes."""
 
     def __init__(self, fleet: Fleet, links: Links, breakers: Breakers) -> None:
         self._fleet = fleet
         self._breakers = breakers
         self._links = links
-        self._kept: dict[str, tuple[Seen, Ground]] = {}
+        self._kept: dict[str, tuple[Seen, Topology]] = {}
 
     def __repr__(self) -> str:
-        return f"<Grounds of {', '.join(sorted(self._kept)) or 'no model'}>"
+        return f"<Topologies of {', '.join(sorted(self._kept)) or 'no model'}>"
 
-    def of(self, model: str, now: float) -> Ground:
-        """The ground of all usable workers of ``model`` whose breakers let a request through."""
+    def of(self, model: str, now: float) -> Topology:
+        """The topology of all usable workers of ``model`` whose breakers let a request through."""
         ready, stores = self._fleet.workers.usable(now), self._fleet.stores.usable(now)
         all_well, known, shut = not self._breakers, self._kept.get(model), self._fleet.ways.shut(now)
         if known is not None and all_well and known[0].shows(ready, stores, shut):
@@ -155,11 +155,11 @@ class Grounds:
         allowed = self._breakers.allows
         workers = [worker for worker in ready if worker.model == model and allowed(worker.name, now)]
         seen = Seen(ready, stores, workers, all_well, shut)
-        ground = known[1] if known is not None and seen.is_like(known[0]) else self._survey(workers, now)
-        self._kept[model] = seen, ground
-        return ground
+        topology = known[1] if known is not None and seen.is_like(known[0]) else self._survey(workers, now)
+        self._kept[model] = seen, topology
+        return topology
 
-    def _survey(self, workers: Sequence[WorkerInfo], now: float) -> Ground:
+    def _survey(self, workers: Sequence[WorkerInfo], now: float) -> Topology:
         prefill_workers = tuple(worker for worker in workers if worker.role.prefills)
         decode_workers = tuple(worker for worker in workers if worker.role.decodes)
         ways = [[self._fleet.pair(prefill, decode, now) for decode in decode_workers] for prefill in prefill_workers]
@@ -175,22 +175,22 @@ class Grounds:
             for row in ways
         )
         stores = {decode.store for decode in decode_workers}
-        return Ground(
+        return Topology(
             prefill_workers=prefill_workers,
             decode_workers=decode_workers,
             pairs=pairs,
             alone=tuple(at for at in range(len(decode_workers)) if not any(row[at] for row in pairs)),
             near=tuple(prefill.store in stores for prefill in prefill_workers),
-            prefill_columns=self._place(prefill_workers),
-            decode_columns=self._place(decode_workers),
+            prefill_columns=self._columns(prefill_workers),
+            decode_columns=self._columns(decode_workers),
             namings=_namings(workers),
         )
 
-    def _place(self, workers: tuple[WorkerInfo, ...]) -> Place:
+    def _columns(self, workers: tuple[WorkerInfo, ...]) -> WorkerColumns:
         stores = [worker.store for worker in workers]
         formats = [worker.engine.fingerprint.format for worker in workers]
         roots = tuple(root_of(worker.engine.fingerprint) for worker in workers)
-        return Place(
+        return WorkerColumns(
             workers=workers,
             names=tuple(worker.name for worker in workers),
             kv_tokens=tuple(worker.engine.kv_tokens for worker in workers),

@@ -14,7 +14,7 @@ from kvrelay.policy.route import Decision
 from kvrelay.types import Value
 
 
-class Waiting(Value, frozen=True, kw_only=True):
+class QueuedRequest(Value, frozen=True, kw_only=True):
     """One request, as it came to wait."""
 
     ask: Ask
@@ -38,24 +38,24 @@ class _Line:
     """One tenant's requests of one priority."""
 
     weight: float
-    requests: deque[Waiting] = field(default_factory=deque)
+    requests: deque[QueuedRequest] = field(default_factory=deque)
     credit_s: float = 0.0
     waiting_s: float = 0.0
     """Predicted work of all of them."""
 
-    def add(self, request: Waiting) -> None:
+    def add(self, request: QueuedRequest) -> None:
         self.requests.append(request)
         self.waiting_s += request.seconds
 
-    def remove(self, request: Waiting) -> None:
+    def remove(self, request: QueuedRequest) -> None:
         self.requests.remove(request)
         self.waiting_s -= request.seconds
 
-    def first(self, at_most: float) -> Waiting | None:
+    def first(self, at_most: float) -> QueuedRequest | None:
         """The first that needs a context of ``at_most`` so many tokens."""
         return next((request for request in self.requests if request.ask.context_tokens <= at_most), None)
 
-    def share(self, first: Waiting) -> Share:
+    def share(self, first: QueuedRequest) -> Share:
         """``first`` is to be served next."""
         return Share(credit_s=self.credit_s, head_s=first.seconds, weight=self.weight)
 
@@ -63,18 +63,18 @@ class _Line:
         return Line(waiting_s=self.waiting_s, weight=self.weight)
 
 
-class WaitingRoom:
+class AdmissionQueue:
     """Requests for one model: lines by priority and tenant."""
 
     def __init__(self) -> None:
         self._lines: dict[int, dict[str, _Line]] = {}
         """Tenants in the order of the round."""
-        self._waiting: dict[str, Waiting] = {}
+        self._waiting: dict[str, QueuedRequest] = {}
         """All of them, by request."""
 
     def __repr__(self) -> str:
         tenants = {tenant for lines in self._lines.values() for tenant in lines}
-        return f"<WaitingRoom {len(self._waiting)} requests of {len(tenants)} tenants>"
+        return f"<AdmissionQueue {len(self._waiting)} requests of {len(tenants)} tenants>"
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -82,14 +82,14 @@ class WaitingRoom:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._waiting
 
-    def __iter__(self) -> Iterator[Waiting]:
+    def __iter__(self) -> Iterator[QueuedRequest]:
         return (request for lines in self._lines.values() for line in lines.values() for request in line.requests)
 
-    def find(self, request_id: str) -> Waiting | None:
+    def find(self, request_id: str) -> QueuedRequest | None:
         """None when it does not wait."""
         return self._waiting.get(request_id)
 
-    def add(self, request: Waiting) -> None:
+    def add(self, request: QueuedRequest) -> None:
         slo = request.ask.slo
         self._lines.setdefault(slo.priority, {}).setdefault(request.ask.tenant, _Line(slo.share)).add(request)
         self._waiting[request.request_id] = request
@@ -109,12 +109,12 @@ class WaitingRoom:
         """Mean predicted work of those that wait; 0 without any."""
         return sum(map(self._waiting_s, self._lines)) / len(self) if self._lines else 0.0
 
-    def head(self, at_most: float = math.inf) -> Waiting | None:
+    def head(self, at_most: float = math.inf) -> QueuedRequest | None:
         """Whose turn it is, of those that need a context of ``at_most`` so many tokens."""
         found = self._next(at_most)
         return found[0] if found is not None else None
 
-    def _next(self, at_most: float) -> tuple[Waiting, tuple[float, ...]] | None:
+    def _next(self, at_most: float) -> tuple[QueuedRequest, tuple[float, ...]] | None:
         """The head, and the credits of all tenants that had one as soon as it is served."""
         for priority in sorted(self._lines, reverse=True):
             lines = self._lines[priority]
@@ -124,7 +124,7 @@ class WaitingRoom:
                 return list(firsts.values())[turn.position], turn.credits_s
         return None
 
-    def take(self, at_most: float = math.inf) -> Waiting:
+    def take(self, at_most: float = math.inf) -> QueuedRequest:
         """That head leaves, and its tenant pays. Raises IndexError when nobody waits."""
         found = self._next(at_most)
         if found is None:
@@ -138,7 +138,7 @@ class WaitingRoom:
         self.drop(request.request_id)
         return request
 
-    def drop(self, request_id: str) -> Waiting | None:
+    def drop(self, request_id: str) -> QueuedRequest | None:
         """A request leaves without its turn; None when it does not wait."""
         request = self._waiting.pop(request_id, None)
         if request is None:
@@ -152,7 +152,7 @@ class WaitingRoom:
             del self._lines[priority]
         return request
 
-    def overdue(self, now: float) -> list[Waiting]:
+    def overdue(self, now: float) -> list[QueuedRequest]:
         """Requests whose time to wait is over."""
         return [
             request
@@ -163,53 +163,53 @@ class WaitingRoom:
         ]
 
 
-class WaitingRooms:
-    """A room for every model that somebody waits for: other workers serve it, so its turns are its own."""
+class AdmissionQueues:
+    """A queue for every model that somebody waits for: other workers serve it, so its turns are its own."""
 
     def __init__(self) -> None:
-        self._rooms: dict[str, WaitingRoom] = {}
+        self._queues: dict[str, AdmissionQueue] = {}
 
     def __repr__(self) -> str:
-        return f"<WaitingRooms {self._rooms!r}>"
+        return f"<AdmissionQueues {self._queues!r}>"
 
     def __len__(self) -> int:
-        return sum(map(len, self._rooms.values()))
+        return sum(map(len, self._queues.values()))
 
-    def of(self, model: str) -> WaitingRoom:
-        """The room of ``model``; an empty one when nobody waits there."""
-        return self._rooms.get(model) or WaitingRoom()
+    def of(self, model: str) -> AdmissionQueue:
+        """The queue of ``model``; an empty one when nobody waits there."""
+        return self._queues.get(model) or AdmissionQueue()
 
     def models(self) -> list[str]:
         """Those that somebody waits for."""
-        return list(self._rooms)
+        return list(self._queues)
 
-    def add(self, request: Waiting) -> None:
-        self._rooms.setdefault(request.ask.facts.model, WaitingRoom()).add(request)
+    def add(self, request: QueuedRequest) -> None:
+        self._queues.setdefault(request.ask.facts.model, AdmissionQueue()).add(request)
 
-    def take(self, model: str, at_most: float = math.inf) -> Waiting:
-        """The head of ``model``'s room, of those that need ``at_most`` such a context, leaves, and its tenant pays.
+    def take(self, model: str, at_most: float = math.inf) -> QueuedRequest:
+        """The head of ``model``'s queue, of those that need ``at_most`` such a context, leaves, and its tenant pays.
         Raises IndexError when nobody waits."""
         request = self.of(model).take(at_most)
         self._tidy(model)
         return request
 
-    def drop(self, request_id: str) -> Waiting | None:
+    def drop(self, request_id: str) -> QueuedRequest | None:
         """A request leaves without its turn; None when it does not wait."""
-        for model, room in self._rooms.items():
-            if (request := room.drop(request_id)) is not None:
+        for model, queue in self._queues.items():
+            if (request := queue.drop(request_id)) is not None:
                 self._tidy(model)
                 return request
         return None
 
     def _tidy(self, model: str) -> None:
-        if not self._rooms[model]:
-            del self._rooms[model]
+        if not self._queues[model]:
+            del self._queues[model]
 
-    def find(self, request_id: str) -> Waiting | None:
+    def find(self, request_id: str) -> QueuedRequest | None:
         """None when it does not wait."""
-        rooms = (room for room in self._rooms.values() if request_id in room)
-        return next((room.find(request_id) for room in rooms), None)
+        queues = (queue for queue in self._queues.values() if request_id in queue)
+        return next((queue.find(request_id) for queue in queues), None)
 
-    def overdue(self, now: float) -> list[Waiting]:
+    def overdue(self, now: float) -> list[QueuedRequest]:
         """Requests whose time to wait is over."""
-        return [request for room in self._rooms.values() for request in room.overdue(now)]
+        return [request for queue in self._queues.values() for request in queue.overdue(now)]
