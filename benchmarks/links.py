@@ -87,7 +87,7 @@ class Push(NamedTuple):
 
 
 class Store(NamedTuple):
-    """A store process."""
+    """A store process that is measured."""
 
     address: str
     pid: int

@@ -25,7 +25,7 @@ DRAIN_S = 180.0
 
 
 class Service(Protocol):
-    """Whoever answers prompts."""
+    """A system under test that answers prompts."""
 
     async def ask(self, prompt: Sequence[int], max_tokens: int) -> Handed:
         """Send one request and read its whole answer."""

@@ -38,7 +38,7 @@ class ModelConfig(Section, frozen=True, kw_only=True):
 
 
 class RouterConfig(Section, frozen=True, kw_only=True):
-    """The front door."""
+    """The router: its ports, limits and timeouts."""
 
     host: Annotated[str, Meta(description="Address that clients reach; loopback unless told.")] = "127.0.0.1"
     port: Annotated[Port, Meta(description="OpenAI API port.")] = 8000
@@ -183,7 +183,7 @@ class StoreConfig(Section, frozen=True, kw_only=True):
 
 
 class WorkerConfig(Section, frozen=True, kw_only=True):
-    """Each vLLM worker."""
+    """Settings of each vLLM worker."""
 
     role: Annotated[
         Role | None, Meta(description="prefill, decode or both, of one `kvrelay worker`; both when absent.")

@@ -54,7 +54,7 @@ class Outcome:
 
 
 class Arrival(NamedTuple):
-    """A request comes."""
+    """A traced request, and when it comes."""
 
     number: int
     traced: TracedRequest
@@ -62,7 +62,7 @@ class Arrival(NamedTuple):
 
 
 class TracedFleet:
-    """Use ``replay``."""
+    """Simulated engines and what they have open; ``replay`` runs one."""
 
     def __init__(self, engines: Sequence[TracedEngine], front: Front) -> None:
         self._engines = {engine.info.name: engine for engine in engines}

@@ -42,7 +42,7 @@ class Front(Protocol):
 
 
 class RoundRobin:
-    """Workers take turns."""
+    """A front that sends requests to the workers in turn."""
 
     def __init__(self, workers: Sequence[WorkerInfo]) -> None:
         self._turns = itertools.cycle(worker.name for worker in workers)

@@ -100,7 +100,7 @@ class Client(asyncio.Protocol):
 
 
 class Load:
-    """One run."""
+    """The clients of one run and their counts."""
 
     def __init__(self, spec: Spec) -> None:
         self._spec = spec

@@ -15,7 +15,7 @@ _LONGEST_ANSWER_BYTES = 1 << 20
 
 
 class Shown(msgspec.Struct, frozen=True):
-    """One mock worker."""
+    """A mock worker as its process shows it, with its faults."""
 
     name: str
     role: str

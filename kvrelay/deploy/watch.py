@@ -28,7 +28,7 @@ MOST_MISSED = 3
 
 @dataclass
 class Watched:
-    """One router's process."""
+    """What is known of one router's process that is watched."""
 
     asking: asyncio.Task[bool]
     signs: tuple[float, ...] = ()

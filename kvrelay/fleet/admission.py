@@ -24,7 +24,7 @@ REFUSED = 503
 
 
 class Admission:
-    """Of all requests of one router."""
+    """Starts the requests of one router, or queues them."""
 
     def __init__(self, flights: dict[str, Flight], chooser: Chooser, launcher: Launcher, door: Door) -> None:
         self._flights = flights

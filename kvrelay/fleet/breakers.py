@@ -8,7 +8,7 @@ from kvrelay.policy.breaker import Breaker, State
 
 
 class Breakers:
-    """By worker; who never failed has none."""
+    """Circuit breakers by worker; a worker that never failed has none."""
 
     def __init__(self) -> None:
         self._breakers: dict[str, Breaker] = {}

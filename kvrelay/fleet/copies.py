@@ -40,7 +40,7 @@ class Copy(Value, frozen=True, kw_only=True):
 
 @dataclass
 class Counts:
-    """Of copies."""
+    """How many copies were begun, and what became of them."""
 
     begun: int = 0
     made: int = 0
@@ -52,7 +52,7 @@ class Counts:
 
 
 class Copies:
-    """Of one router."""
+    """Orders second copies of pages that running answers of one router need."""
 
     def __init__(
         self,

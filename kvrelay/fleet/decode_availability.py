@@ -1,5 +1,5 @@
-"""Who could write answers of one model, now or soon. A frozen value, made once for all that wait: to look at every
-member for each of them takes too long."""
+"""Which decode workers of one model can take a lost answer now, and which may be able to soon. A frozen value that is
+made once for all waiting answers: listing the members for each answer takes too long."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ from kvrelay.types import Engine, WorkerInfo
 
 @dataclass(frozen=True)
 class DecodeAvailability:
-    """Workers, by name."""
+    """The decode workers of one model that may take an answer, by name."""
 
     engines: Mapping[str, Engine]
-    """Of all of them."""
+    """Engine of each worker that is in ``ready`` or ``soon``."""
     ready: frozenset[str]
-    """They get work."""
+    """Workers that get requests now."""
     soon: frozenset[str]
-    """They were heard lately, and neither left nor are to become empty: after a pause of this router or of its network
-    nobody was heard, and everybody lives."""
+    """Workers that sent a heartbeat within the lease and neither left nor drain. A worker may be here and not in
+    ``ready``: after a pause of this router or of its network no worker was heard for a while, and all of them live."""
     cut: frozenset[str]
-    """Those of them whose link ended: they may be starting again."""
+    """Workers of ``soon`` whose link ended: they may be starting again."""
 
     @classmethod
     def of(
         cls, model: str, topology: Topology, members: Iterable[Member[WorkerInfo]], lease_s: float, now: float
     ) -> DecodeAvailability:
-        """``topology`` is that of ``model``; ``lease_s`` is lately."""
+        """``topology`` is that of ``model``. ``lease_s``: longest time since the last heartbeat of a worker in
+        ``soon``."""
         soon = [
             member
             for member in members
@@ -51,13 +52,13 @@ class DecodeAvailability:
         )
 
     def only_soon(self, lost: LostAnswer, tried: set[str]) -> bool:
-        """Whether nobody can write ``lost`` now, which those who were ``tried`` have failed, and somebody may be able
-        to soon."""
+        """Whether no worker can take ``lost`` now, but one may be able to soon. The workers in ``tried`` have failed
+        it: one of them counts again only when its link ended, since it may be starting again."""
         able = self._able(lost.ask.context_tokens, replays=lost.rest.manner is Manner.REPLAY)
         return self.ready & able <= tried and bool((self.soon & able) - (tried - self.cut))
 
     def _able(self, context_tokens: int, *, replays: bool) -> frozenset[str]:
-        """Those that take so long a prompt with its answer and, if need be, can replay."""
+        """Workers whose context takes ``context_tokens`` and that can replay, where that is needed."""
         if context_tokens <= self._least_context_tokens and not replays:  # nearly always
             return self._all
         return frozenset(

@@ -11,7 +11,7 @@ from kvrelay.fleet.prefix_waits import PrefixWaits
 
 
 class Departures:
-    """Of all workers that one router knows."""
+    """Ends the legs of requests on workers that left or fell silent."""
 
     def __init__(self, flights: Mapping[str, Flight], waits: PrefixWaits) -> None:
         self._flights = flights

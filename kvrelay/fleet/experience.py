@@ -1,5 +1,5 @@
-"""What was learned from requests that are over: how fast workers and links are, how long answers get. It must never
-hold anything of a request itself."""
+"""What was learned from finished requests: how fast workers and links are, and how long answers get. It must never keep
+anything of a request itself."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ from kvrelay.policy.perf import Perf, Rates, seed
 from kvrelay.types import Engine, Value, WorkerInfo
 
 OUTPUT_TOKENS = 128.0
-"""Length of an answer before any was seen; max_tokens is what clients allow, not what models write."""
+"""Expected tokens of an answer before any was seen; max_tokens is what clients allow, not what models write."""
 OUTPUT_WEIGHT = 0.02
 ENOUGH_HANDOFFS = 8
-"""Hand-offs seen before a prompt may stay on D to save one: until then the operator's roles know better."""
+"""Hand-offs to be seen before D may compute a prompt itself to save one: until then the operator's roles decide."""
 OWN_AFTER = 8
-"""Observations after which a worker may differ from its kind. Before, it does not: else who was tried first would look
-faster than those whose seed is too slow, and they would never be tried."""
+"""Observations of a worker before its own law may differ from its kind's. With fewer, the worker that was tried first
+would look faster than others whose seed is too slow, and those would never be tried."""
 MOST_UNREAD = 256
-"""Observations that are kept to be learned later."""
+"""Most observations that are kept to be learned later."""
 KIND_FIRST, KIND_EVERY = 64, 4
-"""A kind learns from the first observations of its workers, so many of all together, and then from one in four, or one
-in as many as it has workers: more of them are to be told what it learned, and it hears of more."""
+"""A kind learns from the first 64 observations of its workers in all, and then from one in four, or from one in as many
+as it has workers if that is fewer: with more workers there are more observations, and each update of the kind costs
+more."""
 MAX_KINDS = 256
 MAX_MODELS = 256
 """Models whose answers' lengths are remembered."""
@@ -41,7 +42,7 @@ MAX_OUTPUT_TOKENS = 1e9
 
 
 class Learned(Value, frozen=True, kw_only=True):
-    """What outlives a router, by kind of worker and by way."""
+    """What a router stores for the next one: laws by kind of worker, transfer speeds by way."""
 
     kinds: dict[str, Perf] = msgspec.field(default_factory=dict)
     ways: dict[str, Move] = msgspec.field(default_factory=dict)
@@ -50,7 +51,7 @@ class Learned(Value, frozen=True, kw_only=True):
     handoffs: int = 0
 
     def impossible(self) -> str:
-        """The first value that nobody can have learned, in words; empty when all may have been."""
+        """A sentence about the first value that cannot have been learned; empty when all can."""
         sound = {name: perf.can_be_learned() for name, perf in self.kinds.items()}
         sound |= {way: move.can_be_learned() for way, move in self.ways.items()}
         for name in (name for name, is_sound in sound.items() if not is_sound):
@@ -62,31 +63,32 @@ class Learned(Value, frozen=True, kw_only=True):
 
 
 def kind_of(engine: Engine) -> str:
-    """Workers of one kind are believed to be equally fast until they are seen to differ."""
+    """Key of the worker's kind. Workers of one kind are predicted to be equally fast until measurements differ."""
     return hashlib.blake2b(msgspec.json.encode((engine.fingerprint, engine.device)), digest_size=8).hexdigest()
 
 
 def _is_told(seen: int, workers: int) -> bool:
-    """Whether observation number ``seen`` of one of ``workers`` of a kind goes to their kind as well."""
+    """Whether observation number ``seen`` of one worker updates its kind as well, which has so many ``workers``."""
     return seen <= max(OWN_AFTER, KIND_FIRST // workers) or seen % max(KIND_EVERY, workers) == 0
 
 
 class Experience:
-    """Laws by worker: that of its kind, as many times as slow as it was seen to be (``Likeness``)."""
+    """The laws of each worker: its kind's, times the factor by which the worker was measured to be slower
+    (``Likeness``)."""
 
     def __init__(self, links: Links) -> None:
         self._links = links
         self._kinds: dict[str, Perf] = {}
         self._workers: dict[str, tuple[str, Perf]] = {}
-        """By name: kind and law."""
+        """Kind and own laws of each worker, by name."""
         self._rates = {law: RateBook() for law in Law}
         self._likeness = Likeness()
         self._fading = Fading()
         self._output_tokens: dict[str, float] = {}
         self._unread: deque[tuple[str, Callable[[Perf], Perf]]] = deque()
-        """What was seen of whom and is not learned yet."""
+        """Observations that are not learned yet: the worker, and the update of its laws."""
         self.handoffs = 0
-        """Requests over two workers whose first token was seen."""
+        """Requests with a hand-off between two workers whose first token was seen."""
 
     def __repr__(self) -> str:
         return f"<Experience of {len(self._kinds)} kinds, {len(self._workers)} workers, {self.handoffs} hand-offs>"
@@ -117,7 +119,7 @@ class Experience:
             del self._kinds[unused[0]]
 
     def perf(self, worker: str) -> Perf:
-        """What is believed of ``worker``. Raises KeyError for one that never joined."""
+        """The laws that predict ``worker``. Raises KeyError for a worker that never joined."""
         return Perf(prefill=self.prefill(worker), step=self.step(worker), answer=self.answer(worker))
 
     def prefill(self, worker: str) -> Fit:
@@ -133,7 +135,8 @@ class Experience:
         return self._law(Law.ANSWER, worker)
 
     def errors(self) -> Iterator[tuple[str, Law, float]]:
-        """``Fit.error`` of what is believed of each worker, by its laws; of who was seen often enough, of its own."""
+        """``Fit.error`` of each law of each worker: of the worker's own law where it was observed often enough, else of
+        its kind's."""
         self.study()
         of_kind = {(kind, law): law.of(perf).error() for kind, perf in self._kinds.items() for law in Law}
         for worker, (kind, perf) in self._workers.items():
@@ -152,13 +155,13 @@ class Experience:
         return self._fading.like(worker, law) or self._learned(law, worker)
 
     def _learned(self, law: Law, worker: str) -> Fit:
-        """What is believed of ``worker`` unless it has faded: the law of its kind, as many times as slow as it was."""
+        """The learned law of ``worker``, whether or not it has faded: its kind's, times the worker's own slowness."""
         kind, perf = self._workers[worker]
         own, of_kind = law.of(perf), law.of(self._kinds[kind])
         return own.like(of_kind, self._likeness.factor(worker, law, of_kind)) if own.seen >= OWN_AFTER else of_kind
 
     def _own(self, law: Law, worker: str) -> Rates | None:
-        """What is believed of ``worker`` in particular; None while it is what is believed of its kind."""
+        """Rates of ``worker`` where they differ from its kind's; None while they do not."""
         like = self._fading.like(worker, law)
         if like is not None:
             return like.rates
@@ -166,8 +169,8 @@ class Experience:
         return learned if learned != law.of(self._kinds[kind]).rates else None
 
     def fade(self, now: float) -> None:
-        """Time passed: whoever is believed slow and was not heard of for long is believed so no longer, until it is
-        tried."""
+        """Time passed. A worker whose law says that it is slow, and that no request has tested for long, is predicted
+        like the best of its kind until one does."""
         if not self._fading.is_time(now):
             return
         self.study()
@@ -179,13 +182,14 @@ class Experience:
                     self._write(law, worker)
 
     def sent(self, worker: str, laws: Iterable[Law]) -> None:
-        """``worker`` gets a request that will show ``laws``: whoever was believed to be like others is tried by it."""
+        """``worker`` gets a request that will test ``laws``: those that had faded are the learned ones again from now
+        on."""
         for law in laws:
             if self._fading.try_out(worker, law):
                 self._write(law, worker)
 
     def _best(self, law: Law) -> dict[str, Fit]:
-        """By kind, what is known of its fastest worker."""
+        """The law of the fastest worker of each kind."""
         best: dict[str, Fit] = {}
         for worker, (kind, perf) in self._workers.items():
             fit = self._learned(law, worker)
@@ -195,15 +199,16 @@ class Experience:
         return best
 
     def saw(self, worker: str, learn: Callable[[Perf], Perf]) -> None:
-        """``learn`` puts what ``worker`` did into its own law and into its kind's, before anybody asks for them."""
+        """Queue an observation of ``worker``. ``learn`` is applied to its laws, and often to its kind's, before the
+        next prediction."""
         self._unread.append((worker, learn))
         if len(self._unread) >= MOST_UNREAD:
             self.study()
 
     def study(self) -> None:
-        """Learn now what was seen, which takes longer than to note it: nobody waits for its answer when this is called.
+        """Learn all queued observations. This takes longer than to queue them, so it is called when no request waits.
 
-        Who asks for a law has it learned first, so that it makes no difference to any choice.
+        Every prediction calls it first, so a choice never depends on when it was called.
         """
         while self._unread:  # one by one: what one raises does not lose the rest
             self._learn(*self._unread.popleft())
@@ -215,7 +220,8 @@ class Experience:
         own = learn(before)
         first = [law for law in Law if law.of(own).seen == 1 and not law.of(before).seen]
         if first:
-            # What its kind has learned since it joined: prompts of one length alone would not tell a start from a rate.
+            # Begin with what the kind has learned since the worker joined: prompts of one length alone cannot tell a
+            # constant from a rate.
             known = {law.value: law.of(self._kinds[kind]).heir() for law in first}
             own = learn(msgspec.structs.replace(before, **known))
         news = [law for law in Law if law.of(own) is not law.of(before)]
@@ -236,7 +242,8 @@ class Experience:
                 self._rewrite(law, kind)
 
     def _tried(self, worker: str, law: Law, own: Perf, as_best: Perf) -> Perf:
-        """Of the two, what is believed of ``worker`` after a trial: what it did is what one of them expected."""
+        """The laws of ``worker`` after a trial: ``own`` if it was as slow as learned, else those of the best of its
+        kind. The one whose prediction was closer to the observation is right."""
         slow = abs(law.of(own).errors[-1]) <= abs(law.of(as_best).errors[-1])
         self._fading.tried(worker, law, slow=slow)
         return own if slow else msgspec.structs.replace(own, **{law.value: law.of(as_best)})
@@ -247,7 +254,7 @@ class Experience:
         self._rates[law].write(worker, kind, of_kind=of_kind, own=own)
 
     def _rewrite(self, law: Law, kind: str) -> None:
-        """The law of ``kind`` has moved, and with it what is believed of all who are some times as slow."""
+        """The law of ``kind`` has changed, and with it the laws of workers that are a factor slower."""
         book, of_kind = self._rates[law], law.of(self._kinds[kind]).rates
         for worker, (its, _) in self._workers.items():
             own = self._own(law, worker) if its == kind else None
@@ -255,23 +262,23 @@ class Experience:
                 book.write(worker, kind, of_kind=of_kind, own=own)
 
     def rates(self, law: Law, workers: tuple[str, ...]) -> Laws:
-        """Of each of them. Raises KeyError for one that never joined."""
+        """Rates of each of ``workers``. Raises KeyError for a worker that never joined."""
         self.study()
         return self._rates[law].of(workers)
 
     def output_tokens(self, model: str, at_most: float) -> float:
-        """Expected length of an answer."""
+        """Expected length of an answer of ``model`` in tokens, and no more than ``at_most``."""
         return min(at_most, self._output_tokens.get(model, OUTPUT_TOKENS))
 
     def saw_output(self, model: str, tokens: float) -> None:
-        """An answer of ``tokens`` tokens came to its end."""
+        """An answer of ``model`` ended after ``tokens`` tokens."""
         mean = self._output_tokens.get(model, tokens)
         while model not in self._output_tokens and len(self._output_tokens) >= MAX_MODELS:
             del self._output_tokens[next(iter(self._output_tokens))]
         self._output_tokens[model] = mean + OUTPUT_WEIGHT * (tokens - mean)
 
     def keep_only(self, workers: Iterable[str]) -> None:
-        """Forget workers that nobody knows any more; their kind remembers."""
+        """Forget all other workers; what their kind learned is kept."""
         self.study()
         for worker in self._workers.keys() - set(workers):
             self._forget(worker)
@@ -286,7 +293,7 @@ class Experience:
                 book.forget(worker)
 
     def learned(self) -> Learned:
-        """What to keep for the next router."""
+        """What to store for the next router."""
         self.study()
         return Learned(
             kinds=dict(self._kinds),
@@ -296,7 +303,7 @@ class Experience:
         )
 
     def recall(self, learned: Learned) -> None:
-        """What a former router learned; to be called before workers join."""
+        """Take over what a former router learned. To be called before workers join."""
         self._kinds |= learned.kinds
         self._links.recall(learned.ways)
         self._output_tokens |= learned.output_tokens

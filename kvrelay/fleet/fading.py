@@ -35,14 +35,14 @@ class Belief(Value, frozen=True, kw_only=True):
     """What was learned of one worker by one law, as far as its age matters."""
 
     seen: int
-    """Observations,"""
+    """Observations that the law had learned when it was last looked at."""
     since_s: float
-    """and when the last one was noticed."""
+    """When the last of them was noticed, on the clock of ``now``."""
     after_s: float = FADE_AFTER_S
     like: Fit | None = None
-    """What is believed instead, once it has faded,"""
+    """The law that is used instead of the learned one, once that has faded; None before."""
     is_on_trial: bool = False
-    """and until one request is there: what comes of that is seen much later, maybe when its answer ends."""
+    """A request is on its way that will show whether the worker is still slow: ``like`` is out of use until it has."""
 
 
 def usual_s(fit: Fit, law: Law) -> float:
@@ -51,7 +51,7 @@ def usual_s(fit: Fit, law: Law) -> float:
 
 
 class Fading:
-    """The age of what is believed, by worker and law."""
+    """How long ago each law of each worker was last tested by a request."""
 
     def __init__(self) -> None:
         self._beliefs: dict[tuple[str, Law], Belief] = {}

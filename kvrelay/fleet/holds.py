@@ -60,7 +60,7 @@ class Hold(Value, frozen=True, kw_only=True):
 
 
 class Holds:
-    """By request, by work and by page."""
+    """All prompts that are held back, found by request, by work and by page."""
 
     def __init__(self) -> None:
         self._holds: dict[Key, Hold] = {}

@@ -22,11 +22,11 @@ class Shown(NamedTuple):
     """What a worker showed by one law."""
 
     work: Rates
-    """Amounts of what it did, each by the seconds that it took,"""
+    """Decayed sums of the amounts of its work, each divided by the seconds that the work took (``Fit.pull``)."""
     own: float
-    """what its own law says of them, and what it did last if that is news,"""
+    """Seconds that its own law says for ``work``, corrected by its last observation where that is news."""
     chance: float
-    """and how far that may be off by chance, as a logarithm."""
+    """How far ``own`` may be off by chance, as a logarithm."""
 
 
 class Likeness:

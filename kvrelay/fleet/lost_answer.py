@@ -1,4 +1,4 @@
-"""An answer that lost its D, and waits for its turn to go on or for a worker that could write it. A frozen value."""
+"""An answer that lost its decode worker and waits for its turn, or for a worker that can take it. A frozen value."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from kvrelay.fleet.flight import Ask, Flight, Rest
 
 @dataclass(frozen=True)
 class LostAnswer:
-    """One of them."""
+    """One answer without a decode worker, as it waits."""
 
     flight: Flight
     ask: Ask
     rest: Rest
     seconds: float
-    """Predicted prefill."""
+    """Predicted time to compute the prompt again."""
     since_s: float
     nobody_since_s: float | None = None
-    """Since when nobody could write it who may soon be able to; None while somebody can."""
+    """Since when no decode worker can take the answer, though one may be able to soon; None while one can."""
 
     @property
     def model(self) -> str:
         return self.ask.facts.model
 
     def found(self, *, nobody: bool, now: float) -> LostAnswer:
-        """Somebody looked for a worker."""
+        """The same answer after a look for a decode worker; ``nobody``: none can take it now."""
         return replace(self, nobody_since_s=now if nobody else None)
 
     @property
     def urgency(self) -> tuple[int, float, float]:
-        """The least goes first: priority, then whoever would be back soonest if all had begun at once. So long prompts
-        let shorter ones pass, and not for ever."""
+        """Sort key; the least goes first. Higher priority first, then the answer whose prefill would end first if each
+        had begun when it was lost: shorter prompts pass longer ones, but not for ever."""
         return -self.ask.slo.priority, self.since_s + self.seconds, self.since_s

@@ -19,7 +19,7 @@ _OVER = _THERE | {Stage.FAILED}
 
 
 class Milestones:
-    """Of all transfers that one router has begun."""
+    """Takes milestones of the transfers that one router has begun, and turns them into commands."""
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ CRUMBS_SHARE = 0.1
 
 
 class Overtaking:
-    """Of all requests that wait in a router."""
+    """For each request that waits for KV: the KV tokens of the requests that were let in before it."""
 
     def __init__(self) -> None:
         self._passed: dict[str, int] = {}

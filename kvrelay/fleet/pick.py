@@ -14,7 +14,7 @@ from kvrelay.types import Engine, Value, WorkerInfo
 
 
 class Pick(Value, frozen=True, kw_only=True):
-    """Who computes, who writes, and why."""
+    """The prefill and the decode worker of a request, and the decision that chose them."""
 
     decision: Decision
     decode: WorkerInfo
@@ -24,9 +24,9 @@ class Pick(Value, frozen=True, kw_only=True):
     kv_tokens: int
     """KV that the decode worker will hold of the request."""
     tokens: int
-    """Those that the decision is about,"""
+    """Prompt tokens that the decision is about."""
     share: float = 1.0
-    """and which share of all its prompts' tokens they are."""
+    """``tokens`` as a share of the tokens of all prompts of the request."""
 
     @property
     def computed_on(self) -> WorkerInfo:

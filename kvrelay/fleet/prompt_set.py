@@ -28,14 +28,14 @@ class _Other(NamedTuple):
 
 
 class PromptSet(NamedTuple):
-    """All prompts of a request."""
+    """All prompts of a request that one worker computes."""
 
     tokens: int
-    """To be computed, if nothing of them were cached anywhere."""
+    """Tokens to be computed if nothing of the prompts were cached."""
     first_tokens: int
-    """Of the longest one,"""
+    """Tokens of the longest prompt."""
     names: PromptNames
-    """and its pages."""
+    """Names of the longest prompt's pages."""
     others: tuple[_Other, ...]
 
     @classmethod

@@ -21,7 +21,7 @@ REMEMBERED = 1024
 
 
 class Pull(Value, frozen=True, kw_only=True):
-    """One of them."""
+    """One push from store to store that the router ordered."""
 
     transfer: str
     source: str

@@ -1,5 +1,5 @@
-"""Answers that lost their decode worker: where they go on, and whose turn it is. It must never keep
-one waiting that nobody will write on."""
+"""Chooses where an answer that lost its decode worker goes on, and in which order such answers do. It must never let an
+answer wait when no worker will be able to take it."""
 
 from __future__ import annotations
 
@@ -40,11 +40,12 @@ _TOO_OFTEN = "workers were lost too often while they wrote this answer; send the
 _NOBODY = "no worker is left that could write the rest of this answer; send the request again"
 
 TURN_EVERY_S = 0.05
-"""When 2,000 clients hang up at once, 2,000 places are given back: to look at all who wait for each takes seconds."""
+"""Shortest time between two looks at the waiting answers. When 2,000 clients hang up at once, 2,000 reservations are
+released, and a look at every waiting answer for each of them would take seconds."""
 
 
 class Recovery:
-    """Of all requests of one router."""
+    """Moves the answers of one router to other decode workers when theirs are lost."""
 
     def __init__(
         self,
@@ -76,18 +77,18 @@ class Recovery:
         return f"<Recovery {self._turns!r}>"
 
     def __len__(self) -> int:
-        """How many wait."""
+        """Answers that wait for their turn or for a decode worker."""
         return len(self._turns)
 
     # ------------------------------------------------------------ where does it go on?
 
     def decode_worker(self, request_id: str) -> str:
-        """Its D: the one that was lost, as long as no other one is found."""
+        """The request's decode worker: the lost one until another one is chosen."""
         return self._flights[request_id].decode.worker
 
     def lost(self, request_id: str, rest: Rest, *, reason: LossReason, now: float) -> Plan | Queued:
-        """D is gone. A plan to go on by, or a wait for one. Raises ``Harmful`` and ``Overloaded``, with what the client
-        is told: the answer ends here."""
+        """The decode worker was lost after it wrote ``rest.tokens`` tokens. Returns a plan to go on by, or ``Queued``.
+        Raises ``Harmful`` or ``Overloaded``, with what the client is told, when the answer ends here."""
         flight = self._flights[request_id]
         flight.losses = flight.losses.another(rest.tokens)
         try:
@@ -98,7 +99,7 @@ class Recovery:
             raise
         if reason is LossReason.FORGOTTEN:
             flight.tried_decode = _present(flight)
-        # Who forgets one writes others, and who was not asked yet did nothing.
+        # A worker that forgets one request answers others, and one that was not asked yet did nothing wrong.
         self._give_back(flight, now, blamed=reason is not LossReason.FORGOTTEN and self._loads.is_asked(flight.decode))
         if rest.ask is None or flight.losses.are_too_many:
             flight.timeline.lose(resumption(flight, reason, rest, now, goes_on=False))
@@ -116,7 +117,8 @@ class Recovery:
         return Queued(request_id=request_id)
 
     def refused(self, request_id: str, reason: LossReason | None, now: float) -> DispatchDecode | Queued | None:
-        """D is gone before it wrote a word. Another one, a wait for one, or None: nobody is left."""
+        """The decode worker was lost before it wrote a token. Returns the order to ask another one, ``Queued``, or None
+        when no decode worker is left."""
         flight = self._flights[request_id]
         if reason is LossReason.FORGOTTEN:
             flight.tried_decode = _present(flight)
@@ -131,7 +133,8 @@ class Recovery:
         return Queued(request_id=request_id)
 
     def _move(self, flight: Flight, pick: Pick, now: float) -> DispatchDecode:
-        """What P has computed, or still does, stays as it is; what lies too far away is computed again."""
+        """Ask the decode worker of ``pick``. KV that prefill workers have computed or still compute is used where the
+        new worker can reach it; the rest is computed again."""
         self._spend(flight.ask, pick, now)
         self._launcher.move(flight, pick, now)
         return DispatchDecode(request_id=flight.request_id)
@@ -141,13 +144,14 @@ class Recovery:
         return DecodeAvailability.of(lost.model, topology, self._fleet.workers, self._patience.leave_s, now)
 
     def _tried(self, flight: Flight) -> set[str]:
-        """Who has failed it and was not restarted since."""
+        """Workers that have failed this request and were not restarted since."""
         return self._fleet.workers.still(flight.tried_decode)
 
     def _pick(
         self, flight: Flight, ask: Ask, rest: Rest, now: float, unfit: Collection[str] | None = None
     ) -> Pick | None:
-        """Where the rest is written; by default not by those who have failed it, nor where a replay takes too long."""
+        """Workers that can go on with the rest. Workers in ``unfit`` are left out, by default those that have failed
+        the request, and so are workers on which a replay would take too long."""
         shunned = set(self._tried(flight) if unfit is None else unfit)
         if rest.manner is Manner.REPLAY:
             shunned |= {
@@ -160,8 +164,8 @@ class Recovery:
         return heard if heard is not None else self._chooser.resume(ask, shunned, now)
 
     def hand_over(self, request_id: str, rest: Rest, *, reason: LossReason, now: float) -> Plan | None:
-        """Its D could write on, and is to be left: where the rest begins at once. None: nowhere, and nothing has
-        changed."""
+        """Move an answer off a draining decode worker that could still write it. Returns the plan for the rest, or None
+        when no other worker can begin at once: nothing has changed then."""
         flight = self._flights.get(request_id)
         if flight is None or rest.ask is None:
             return None
@@ -180,11 +184,12 @@ class Recovery:
         return self._turns.may_pass(model, pick.prefill_s, now, self._workers(model, now))
 
     def _give_back(self, flight: Flight, now: float, *, blamed: bool) -> None:
-        """What the lost life held but for its place at D, which is kept until the next one."""
+        """Release what the request holds, but for its reservation on the lost decode worker: that is kept until another
+        one is chosen. ``blamed``: the loss counts as a failure of the worker."""
         if not flight.resumes:
             flight.cached_before = self._cached(flight)
         if flight.writes or not flight.resumes:
-            # Whoever failed it earlier may be well again.
+            # A worker that failed this request earlier may be well again.
             flight.tried_decode, flight.writes = _present(flight), False
         flight.resumes += 1
         self._outcomes.decode_lost(flight, now, blamed=blamed)
@@ -196,7 +201,7 @@ class Recovery:
         self._waits.failed(flight.request_id)
 
     def _cached(self, flight: Flight) -> int | None:
-        """P's own count, or what was predicted: the D that counted is gone."""
+        """Cached prompt tokens by P's own count, or else as predicted: the decode worker that counted is gone."""
         if flight.cached_tokens is not None:
             return flight.cached_tokens
         predicted = flight.timeline.predicted
@@ -217,7 +222,8 @@ class Recovery:
         return self._launcher.relaunch(flight, ask, pick, now)
 
     def turn(self, now: float) -> Iterator[Command]:
-        """Time passed, or something was given back: whose turn it is, unless somebody asked a moment ago."""
+        """Time passed, or a reservation was released: start the waiting answers whose turn has come. Does nothing
+        within ``TURN_EVERY_S`` of the last call that did."""
         if now - self._turned_s < TURN_EVERY_S:
             return
         self._turned_s = now
@@ -237,7 +243,7 @@ class Recovery:
             yield self._next(lost, now)
 
     def _next(self, lost: LostAnswer, now: float) -> Command:
-        """Its turn has come."""
+        """Start this answer, or end it when no worker can take it."""
         flight = lost.flight
         if not flight.resumes:  # nothing was written
             pick = self._chooser.decode(flight.ask, self._tried(flight), now)
@@ -253,7 +259,8 @@ class Recovery:
         return Refuse(request_id=flight.request_id, reason=reason, after_s=RETRY_AFTER_S)
 
     def _look_for_decode_workers(self, now: float) -> None:
-        """Who waits for one at all? Those whose turn is far off, too: each of them is to wait as long as the others."""
+        """Note for each waiting answer since when no decode worker can take it. Answers whose turn is far off are
+        looked at too, so that all of them wait equally long for a worker."""
         availability: dict[str, DecodeAvailability] = {}
         for lost in self._turns:
             if lost.model not in availability:
@@ -263,18 +270,18 @@ class Recovery:
                 self._turns.wait(lost.found(nobody=nobody, now=now))
 
     def waiting(self, request_id: str) -> LostAnswer | None:
-        """An answer that waits for its turn, or for a worker that could write it."""
+        """The request's answer while it waits for its turn or for a decode worker; None when it does not wait."""
         return self._turns.get(request_id)
 
     @property
     def leave_s(self) -> float:
-        """For how long one waits for a worker that could write it."""
+        """Longest time that an answer waits for a decode worker that can take it, in seconds."""
         return self._patience.leave_s
 
     # ------------------------------------------------------------ what became of it
 
     def resumed(self, request_id: str, pause_s: float, now: float) -> list[Command]:
-        """The first piece of the rest is here, ``pause_s`` after the last one before."""
+        """The first token of the rest came, ``pause_s`` seconds after the last one before the loss."""
         flight = self._flights[request_id]
         flight.timeline.go_on(flight.decode.worker, pause_s)
         flight.writes = True
@@ -283,10 +290,10 @@ class Recovery:
         return self._waits.computed(request_id, now)
 
     def leave(self, request_id: str) -> None:
-        """The request is over."""
+        """The request is over and waits no more."""
         self._turns.leave(request_id)
 
 
 def _present(flight: Flight) -> dict[str, str]:
-    """Its D alone, of those that had it."""
+    """The present decode worker alone, of all workers that the request has tried, with its incarnation."""
     return {flight.decode.worker: flight.tried_decode[flight.decode.worker]}

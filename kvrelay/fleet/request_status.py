@@ -13,7 +13,7 @@ from kvrelay.types import Value
 
 
 class RequestStatus(Value, frozen=True, kw_only=True):
-    """JSON-ready. Seconds are until now, unless they say otherwise."""
+    """What one request waits for, JSON-ready. Seconds are until now, unless they say otherwise."""
 
     waits_for: str
     """``admission``: to be let in; ``pace``: its turn, since prompts of lost answers are computed one after the other;
@@ -32,7 +32,7 @@ class RequestStatus(Value, frozen=True, kw_only=True):
 
 
 class RequestStatuses:
-    """Of all requests of one router."""
+    """Tells the status of any request of one router."""
 
     def __init__(
         self, flights: Mapping[str, Flight], fleet: Fleet, door: Door, silences: Silences, recovery: Recovery

@@ -22,7 +22,7 @@ class Counted(NamedTuple):
 
 
 class Restores:
-    """Of all stores, each of which is a way to itself among ``links``."""
+    """Learns how fast each store is read by the engines beside it: a way from the store to itself among ``links``."""
 
     def __init__(self, links: Links) -> None:
         self._links = links

@@ -18,7 +18,7 @@ from kvrelay.policy.recover import Patience
 
 
 class Silences:
-    """Of all workers, as one router notices them."""
+    """Decides which silent workers count as lost, for all requests of one router."""
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ FORGET_S = 10.0
 
 
 class Step(NamedTuple):
-    """Of one incarnation of a worker."""
+    """Step time of one incarnation of a decode worker, in seconds, and when it was seen."""
 
     seconds: float
     seen_s: float
@@ -21,7 +21,7 @@ class Step(NamedTuple):
 
 
 class Steps:
-    """By worker."""
+    """Present step times by decode worker."""
 
     def __init__(self) -> None:
         self._steps: dict[str, Step] = {}

@@ -115,12 +115,12 @@ class Seen(NamedTuple):
     """The members and broken ways from which a topology was made."""
 
     ready: tuple[WorkerInfo, ...]
-    """Of all models."""
+    """Usable workers of all models."""
     stores: tuple[StoreInfo, ...]
     workers: list[WorkerInfo]
-    """Of this model, those that breakers let requests through to,"""
+    """Usable workers of this model whose breakers let requests through."""
     all_well: bool
-    """and no breaker could be open."""
+    """No worker of any model has failed since it last succeeded: no breaker can be open."""
     shut: frozenset[Way]
     """Ways between stores that nothing may be sent over."""
 

@@ -17,7 +17,7 @@ FORGET_S = 600.0
 
 @dataclass
 class Line:
-    """Of one model."""
+    """Lost answers of one model, and the token bucket of their prefills."""
 
     pace: Pace = field(default_factory=Pace)
     waiting: dict[str, LostAnswer] = field(default_factory=dict)
@@ -25,7 +25,7 @@ class Line:
 
 
 class Turns:
-    """Of all models that one router serves."""
+    """Lines of lost answers, one for each model that a router serves."""
 
     def __init__(self) -> None:
         self._lines: dict[str, Line] = {}

@@ -43,7 +43,7 @@ class BrokenWay(Value, frozen=True, kw_only=True):
 
 
 class Sent(NamedTuple):
-    """One transfer."""
+    """A transfer under way: from which store to which, and since when."""
 
     way: Way
     at_s: float
@@ -70,7 +70,7 @@ class Shut(NamedTuple):
 
 
 class Ways:
-    """Of all pairs of stores, as one router hears of them."""
+    """A circuit breaker for each pair of stores, as far as one router hears of failures."""
 
     def __init__(self) -> None:
         self._findings: dict[Way, Finding] = {}

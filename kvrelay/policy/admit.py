@@ -63,7 +63,7 @@ class Outlook(Value, frozen=True, kw_only=True):
 
 
 class Accepted(Value, frozen=True, kw_only=True):
-    """Go on."""
+    """The request may start now."""
 
 
 class Held(Value, frozen=True, kw_only=True):

@@ -117,9 +117,9 @@ class Hints(NamedTuple):
     """What is known of ``Offers`` without a look at each worker: none of them is better than the best of this."""
 
     at_hand: Sequence[float]
-    """Tokens that each worker could have at once,"""
+    """Tokens that each worker could have at once."""
     stored: Sequence[int]
-    """and pages that its node has."""
+    """Leading pages that the store of each worker's node has."""
     coming: Sequence[Coming]
 
     def most_tokens(self) -> list[float]:
@@ -165,9 +165,10 @@ class DecodeColumns(Value, frozen=True, kw_only=True):
     remaining_tokens: float
     """Mean number of tokens that running requests have yet to write."""
     computes: Sequence[int]
-    """Positions of those that may compute this prompt themselves,"""
+    """Positions of the workers that may compute this prompt themselves."""
     chunk_tokens: Sequence[float]
-    """and how much of it in a step, beside their answers; infinite where they write none."""
+    """Most tokens of this prompt that each worker computes in a step beside its answers; infinite where it runs
+    none."""
 
 
 class Ways(Value, frozen=True, kw_only=True):

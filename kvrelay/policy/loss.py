@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class LossReason(StrEnum):
-    """As it showed."""
+    """How the loss of a worker showed."""
 
     RESET = "reset"
     """Its connection broke, or ended early."""

@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class WholeAnswer:
-    """A complete answer."""
+    """An answer that was not streamed: its whole body."""
 
     def __init__(self, body: bytes) -> None:
         self.body = body

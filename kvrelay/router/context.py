@@ -22,7 +22,8 @@ class Ready(NamedTuple):
 
 
 class ReadyWorkers:
-    """By model, kept as long as nobody comes or goes: to look at all of them takes longer than all else here."""
+    """Ready workers by model, listed again only when a worker comes or goes: to look at all takes longer than the
+    rest."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet

@@ -13,7 +13,7 @@ Roots = dict[PageName, tuple[PageName, int]]
 
 
 class Naming:
-    """Of one model's prompts for one tenant."""
+    """Names the pages of one tenant's prompts for one model."""
 
     def __init__(self, roots: Callable[[], Roots], context_tokens: int) -> None:
         """``roots`` are asked for each time: workers come and go. Engines refuse more than ``context_tokens``."""
@@ -39,7 +39,7 @@ class Naming:
 
 
 class GrowingNames:
-    """Of the full pages of one text that grows: each page is named once."""
+    """Names of the full pages of a text that grows: each page is named once."""
 
     def __init__(self, roots: Callable[[], Roots]) -> None:
         self._roots = roots

@@ -56,7 +56,7 @@ class Encoder(Protocol):
 
 
 class WholeEncoder:
-    """The tokenizer itself."""
+    """An ``Encoder`` that encodes each text as a whole, without a memory."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

@@ -42,7 +42,7 @@ class Lives(Protocol):
 
 
 class Relay:
-    """One streamed answer."""
+    """Passes one streamed answer to its client."""
 
     def __init__(
         self,

@@ -27,7 +27,7 @@ log = logging.getLogger("kvrelay.router")
 
 
 class StreamResumption:
-    """Of one request whose answer may go on elsewhere."""
+    """Lets the streamed answer of one request go on at another decode worker."""
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ ONE_STEP_S = 0.005
 
 
 class StreamSilence:
-    """One request's."""
+    """How long the decode worker of one request has been silent, and how long it usually is."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

@@ -22,7 +22,7 @@ MAX_ERROR_BYTES = 1 << 20
 
 
 class Target(NamedTuple):
-    """Where connections go."""
+    """The address that connections to a worker go to."""
 
     host: str
     port: int

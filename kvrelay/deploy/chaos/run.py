@@ -45,7 +45,7 @@ class ChaosPlan(Value, frozen=True, kw_only=True):
 
 
 class Outcome(Value, frozen=True, kw_only=True):
-    """What was seen."""
+    """What the clients of one chaos run saw, and what was done to the cluster."""
 
     seed: int
     deeds: dict[str, int]

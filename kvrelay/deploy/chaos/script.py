@@ -14,7 +14,7 @@ AWAY_SHARE = 0.34
 
 
 class Deed(StrEnum):
-    """What is done."""
+    """A kind of fault that a chaos run injects."""
 
     KILL = "kill"
     """A process ends without a word; a new one takes its place after a while."""
@@ -52,7 +52,7 @@ class Target(Value, frozen=True, kw_only=True):
 
 
 class Event(Value, frozen=True, kw_only=True):
-    """One of them."""
+    """One fault of the script: what is done to which target, and when."""
 
     number: int
     after_s: float

@@ -21,7 +21,7 @@ _OTHER = "other causes"
 
 
 class Verdict(StrEnum):
-    """Of one request."""
+    """How one request of a chaos run ended."""
 
     RIGHT = "right"
     """The same answer as before anything broke, whole."""

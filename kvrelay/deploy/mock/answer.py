@@ -36,7 +36,7 @@ class Style(Value, frozen=True, kw_only=True):
 
 
 class Shape(Protocol):
-    """One API's answers."""
+    """The bytes of one API's answers, streamed and whole."""
 
     def first(self, index: int, sequence: Sequence) -> bytes:
         """Events before the first token of an answer."""
@@ -65,7 +65,7 @@ def usage_of(sequences: Many[Sequence], choices: int) -> dict[str, Any]:
 
 
 class CompletionShape:
-    """``/v1/completions``."""
+    """The shape of answers to ``/v1/completions``."""
 
     def __init__(self, style: Style, vocabulary: Vocabulary, choices: int) -> None:
         self._style = style
@@ -108,7 +108,7 @@ class CompletionShape:
 
 
 class ChatShape:
-    """``/v1/chat/completions``."""
+    """The shape of answers to ``/v1/chat/completions``."""
 
     def __init__(self, style: Style, vocabulary: Vocabulary, choices: int) -> None:
         self._style = style

@@ -16,7 +16,7 @@ MAX_SEQUENCES = 4096
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
-    """Of a streamed answer."""
+    """``stream_options`` of a request for a streamed answer."""
 
     include_usage: bool = False
 

@@ -23,7 +23,7 @@ class Params(StrEnum):
 
 
 class Faults(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of one worker; the default is none."""
+    """Faults of one mock worker; the default is none."""
 
     hang: bool = False
     """The engine takes no step; its API server still answers ``/health``, as vLLM's does."""

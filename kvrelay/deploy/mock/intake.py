@@ -15,7 +15,7 @@ _MAX_SALTS = 1024
 
 
 class Intake:
-    """Of the workers of one process: they have one model."""
+    """Reads requests for all mock workers of one process, which serve one model."""
 
     def __init__(self, tokens: Tokens, engine: Engine, model: str) -> None:
         self._tokens = tokens

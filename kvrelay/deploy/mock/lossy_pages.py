@@ -10,7 +10,7 @@ from kvrelay.protocol.feed import PageEvents, PageSnapshot
 
 
 class LossyPages:
-    """Implements ``feed.Pages``."""
+    """``feed.Pages`` of a mock worker that leaves messages out while its condition says so."""
 
     def __init__(self, log: PageLog, condition: Condition) -> None:
         self._log = log

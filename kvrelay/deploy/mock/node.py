@@ -36,7 +36,7 @@ class NodePlan(Value, frozen=True, kw_only=True):
 
 
 class MockNode:
-    """Use ``run_node``."""
+    """The mock workers and stores of one process; ``run_node`` starts one."""
 
     def __init__(self, site: Site, plans: tuple[WorkerPlan, ...]) -> None:
         """Raises ``Misconfigured`` when a port is taken."""

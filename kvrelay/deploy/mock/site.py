@@ -32,7 +32,7 @@ LOAD_BYTES_PER_S = 20e9
 
 
 class _ModelConfig(msgspec.Struct, frozen=True):
-    """Of a model's config.json."""
+    """The field of a model's config.json that counts here."""
 
     max_position_embeddings: int = 4096
 
