@@ -40,7 +40,7 @@ class Error:
 
     pair: str
     max_logprob_difference: float
-    """Of the first token's 20 likeliest, largest over all prompts."""
+    """Largest difference over all prompts and the 20 likeliest first tokens."""
     mean_logprob_difference: float
     first_token_equal: float
     """Share of the prompts."""

@@ -22,7 +22,7 @@ from kvrelay.config import RouterConfig
 
 LENGTHS = (24, 96, 300, 900)
 ROUNDS = 14
-"""Of every length once, one request at a time; afterwards two at a time."""
+"""Rounds of every length once, one request at a time; afterwards two at a time."""
 PAIRS = 8
 OUTPUT_TOKENS = 12
 LEARNING = 40

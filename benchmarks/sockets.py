@@ -21,7 +21,7 @@ import xxhash
 from benchmarks.links import LOADS, ROUNDS, Load, show
 
 PIECES = 512
-"""Of memory a call, as the stores have it."""
+"""Pieces of memory a call, as the stores have it."""
 VERIFY_BYTES = 4 << 20
 PAUSE_S = 0.1
 

@@ -71,7 +71,7 @@ class PageFormat(Value, frozen=True, kw_only=True):
 
     layers: int
     kv_heads: int
-    """Of the whole model, however many ranks share them."""
+    """KV heads of the whole model, however many ranks share them."""
     head_dim: int
     dtype: str
     page_tokens: int

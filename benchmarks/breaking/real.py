@@ -20,7 +20,7 @@ from kvrelay.deploy.model import model_path
 
 STREAMS = 8
 SHORT_TOKENS = 120
-"""Of a prompt, where eight of them are asked at once."""
+"""Tokens of a prompt, where eight of them are asked at once."""
 PROMPT_TOKENS = 1200
 ANSWER_TOKENS = 250
 BEGUN_TOKENS = 10

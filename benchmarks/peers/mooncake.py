@@ -20,7 +20,7 @@ from benchmarks.routers import enclosure
 Figures = dict[str, Any]
 PACKAGES = ("mooncake-transfer-engine-non-cuda==0.3.13.post1",)
 DEBIAN_PACKAGES = {"libibverbs.so.1": "libibverbs1", "libnuma.so.1": "libnuma1", "libcurl.so.4": "libcurl4"}
-"""Of the libraries that its modules are linked with and its wheel does not bring."""
+"""Packages with libraries that its modules are linked with and its wheel does not bring."""
 LEFT_OUT = "left_out"
 """Instead of figures: why there are none."""
 _TAIL_CHARACTERS = 4000

@@ -19,7 +19,7 @@ from kvrelay.identity import root_of
 from kvrelay.types import RequestFacts
 
 TICK_S = 0.2
-"""Of the router."""
+"""Time between two ticks of the router."""
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Outcome:
 
     input_tokens: int = 0
     reused_tokens: int = 0
-    """Of them, those that the engine which computed the prompt found in its cache."""
+    """Prompt tokens that the engine which computed the prompt found in its cache."""
     refused: int = 0
     ttft_s: list[float] = field(default_factory=list)
     e2e_s: list[float] = field(default_factory=list)

@@ -62,7 +62,7 @@ class Seen(msgspec.Struct, kw_only=True):
     events: int = 0
     p50_ms: float = 0.0
     p99_ms: float = 0.0
-    """Of the time to the first byte after the head (a stream's first event, or the answer)."""
+    """99th percentile of the time to the first byte after the head (a stream's first event, or the answer)."""
     cpu_s: dict[str, float] = {}
     next: int = 0
     """Number of the next prompt."""

@@ -14,7 +14,7 @@ class Architecture(Value, frozen=True, kw_only=True):
     """The keys of a config.json that say how attention is laid out; 0 and None where it has none such."""
 
     name: str
-    """Of its folder."""
+    """Name of its folder."""
     num_hidden_layers: int = 0
     num_attention_heads: int = 0
     num_key_value_heads: int | None = None

@@ -50,9 +50,9 @@ class Crew:
         self._due_s: dict[str, float] = {}
         """When each that died is to be started again, by name."""
         self._revivals = Revivals()
-        """Of routers, where there are several."""
+        """Restarts of routers, where there are several."""
         self._comebacks = Comebacks()
-        """Of all others."""
+        """Restarts of all other members."""
         self._serving_since_s: dict[str, float] = {}
         """When a process of each of these others was first seen to serve, by name."""
         self._starts: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)

@@ -17,9 +17,9 @@ class Promise(Value, frozen=True, kw_only=True):
     seconds: float
     """Predicted time to compute it."""
     step_s: float = 0.0
-    """Of one of its steps, after which it stands back for much shorter ones; 0: it never does."""
+    """Time of one of the prompt's steps, after each of which it lets much shorter prompts pass; 0: it never does."""
     expires: bool = False
-    """Nobody will tell when it is done: it is, once its seconds have passed."""
+    """No message will tell when the prompt is computed: it counts as computed once its seconds have passed."""
 
 
 class Backlog:

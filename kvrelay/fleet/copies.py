@@ -45,9 +45,9 @@ class Counts:
     begun: int = 0
     made: int = 0
     lost: int = 0
-    """Those that did not come to their end."""
+    """Copies that failed before they were whole."""
     declined: int = 0
-    """Not worth their bytes, or over the budget."""
+    """Copies that were not worth their bytes, or over the budget."""
     bytes: int = 0
 
 

@@ -17,17 +17,17 @@ class Step(Enum):
     """What to do with a message."""
 
     APPLY = auto()
-    """It follows the last one."""
+    """The message follows the last one."""
     RESTART = auto()
     """Forget all pages of the holder, then apply it: a snapshot begins."""
     IGNORE = auto()
-    """It was seen before, or is of no use as long as something before it is missing."""
+    """The message was seen before, or is of no use while one before it is missing."""
     FORGET = auto()
-    """It makes no sense: forget all pages of the holder."""
+    """The message contradicts earlier ones: forget all pages of the holder."""
 
 
 class State(Enum):
-    """How whole it is."""
+    """How complete the pages known of a holder are."""
 
     EMPTY = auto()
     READING = auto()
@@ -43,7 +43,7 @@ class EventStream:
     def __init__(self) -> None:
         self.state = State.EMPTY
         self.sequence = NOTHING
-        """Of the last event applied."""
+        """Number of the last event that was applied."""
         self._part = 0
         """Part of the snapshot that comes next."""
         self._asked_s: float | None = None

@@ -79,7 +79,8 @@ class Plan(Value, frozen=True, kw_only=True):
     prefills: tuple[PrefillOrder, ...]
     pulls: tuple[PullPages, ...] = ()
     held: bool = False
-    """Of a request that D serves alone: a ``DispatchDecode`` will come. Else D is to be asked at once."""
+    """D computes the prompt itself and waits for a prefix: a ``DispatchDecode`` will come. Otherwise D is asked at
+    once."""
 
 
 class Queued(Value, frozen=True, kw_only=True):
@@ -195,7 +196,7 @@ class PromptLeg:
     transfer_failed: bool = False
     """What has arrived of it is found by name; to wait for more is of no use."""
     cached_tokens: int | None = None
-    """Of P's own answer."""
+    """Cached tokens by the count in P's own answer."""
     began: bool = False
     """Some P started to compute it, so D may hold pages of it."""
     begun_s: float | None = None
@@ -252,13 +253,13 @@ class Flight:
     writes: bool = False
     """Its D has written something."""
     crashes: CrashHistory = field(default_factory=CrashHistory)
-    """For the deaths of its Ds since one wrote."""
+    """Decode workers that it has lost in a row, since one last wrote a token for it."""
     asked_s: float = 0.0
     """When the current one was asked."""
     resumes: int = 0
     """How often the answer lost or left its D after it had begun."""
     losses: Losses = field(default_factory=Losses)
-    """Of those, the ones that count."""
+    """The losses among ``resumes`` that count against the answer."""
     cached_before: int | None = None
     """P's cached tokens when that happened for the first time."""
     load_at_first: tuple[int, int] | None = None

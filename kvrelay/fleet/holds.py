@@ -24,35 +24,35 @@ class Ending(StrEnum):
 
     CAME = "came"
     LATE = "late"
-    """Not within the predicted time and a margin."""
+    """The prefix did not come within the predicted time and a margin."""
     LOST = "lost"
-    """It will not come: who was to bring it failed, left, or was called off."""
+    """The prefix will not come: the worker or store that was to bring it failed, left, or was called off."""
 
 
 class Hold(Value, frozen=True, kw_only=True):
-    """One prompt that waits."""
+    """One prompt that is held back for a prefix."""
 
     request_id: str
     index: int
     kind: Kind
     work: str
-    """What brings the prefix: key in ``Underway``."""
+    """Key in ``Underway`` of the work that brings the prefix."""
     worker: str | None
-    """Who computes it; None: it is pushed."""
+    """The worker that computes the prefix; None: a store pushes it."""
     page: PageName
-    """The prefix's last one."""
+    """The last page of the prefix."""
     reach: frozenset[str]
-    """Holders of which one has to have it."""
+    """Names of holders in the index: the prompt may go when one of them has ``page``."""
     computed_on: str
     """The worker that is to compute the rest of the prompt."""
     seconds: float
     """Predicted time that it takes to compute the rest."""
     since_s: float
     predicted_s: float
-    """How long it has to wait."""
+    """Predicted time until the prefix is in reach."""
     until_s: float
     order: PrefillOrder | None
-    """What to send then; None for ``OWN``."""
+    """The order to send then; None for ``OWN``."""
 
     @property
     def key(self) -> Key:

@@ -19,7 +19,8 @@ NOT_BEGUN = "none"
 """Path of a request that no worker was asked for."""
 KEPT_REQUESTS = 1000
 KEPT_UNSTARTED = 250
-"""Of those that were not begun. They are kept apart: a storm of refusals would have the others gone within a second."""
+"""Requests kept that were not begun. They are kept apart: a storm of refusals would push out the others within a
+second."""
 KEPT_LOSSES = 16
 KEPT_CHOICES = 8
 """Choices kept of one request: those of its first prompts, and of its first retries."""

@@ -18,14 +18,14 @@ class PrefillReservation(Value, frozen=True, kw_only=True):
 
     worker: str
     key: str
-    """The leg's transfer."""
+    """Transfer of the prefill leg."""
     tokens: int
     seconds: float = 0.0
-    """Predicted time to compute them."""
+    """Predicted time to compute the tokens."""
     due_s: float = 0.0
-    """The same, with all that was to be done before."""
+    """Predicted time until the prompt is computed, with all work before it."""
     step_s: float = 0.0
-    """Of a step of it, where it stands back for much shorter ones."""
+    """Time of one step of the prompt, after each of which it lets much shorter prompts pass; 0: it never does."""
     source: str
     target: str
     """Stores of P and of D."""
@@ -38,7 +38,7 @@ class DecodeReservation(Value, frozen=True, kw_only=True):
 
     worker: str
     key: str
-    """The request."""
+    """Id of the request."""
     sequences: int
     kv_tokens: int
     prefill_s: float = 0.0
@@ -55,10 +55,11 @@ class Loads:
         self.sequences: Counter[str] = Counter()
         self.kv_tokens: Counter[str] = Counter()
         self.running: Counter[str] = Counter()
-        """Of ``sequences``, those whose worker was asked for them: before, nothing that it does delays them."""
+        """The part of ``sequences`` that each worker was asked for: before it is asked, nothing that it does delays
+        them."""
         self.links = Links()
         self._backlogs: defaultdict[str, Backlog] = defaultdict(Backlog)
-        """Of those that have one."""
+        """Backlogs of the workers that have one."""
         self._held: defaultdict[str, dict[str, float]] = defaultdict(dict)
         """Predicted seconds of prompts that their worker is not asked for yet, by worker and transfer: it does not
         compute them meanwhile."""

@@ -39,7 +39,7 @@ class Milestones:
         self._copies = copies
         self._dispatch_if_ready = dispatch_if_ready
         self.unknown = 0
-        """Those of transfers that this router does not know (any more)."""
+        """Milestones of transfers that this router does not know (any more)."""
 
     def __repr__(self) -> str:
         return f"<Milestones, {self.unknown} unknown>"

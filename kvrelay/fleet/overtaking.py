@@ -1,12 +1,12 @@
-"""How much KV those take that go before one who waits for KV. It must never let them pass it for ever: crumbs by the
-hundred would take every block that is freed for it."""
+"""How much KV small requests may take while they pass a request that waits for KV. It must never let them pass it for
+ever: hundreds of small ones would take every block that is freed for it."""
 
 from __future__ import annotations
 
 CRUMB_SHARE = 0.02
-"""Of D's KV: who overtakes takes no more, since those that wait may do so for KV."""
+"""Share of D's KV that one passing request may take at most, since the queued ones may wait for KV."""
 CRUMBS_SHARE = 0.1
-"""Of D's KV: what all of them take together, from the moment when the one that they pass lacks KV until it is in."""
+"""Share of D's KV that all passing requests may take together, while the request that they pass waits for KV."""
 
 
 class Overtaking:

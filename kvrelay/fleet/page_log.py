@@ -26,7 +26,7 @@ class PageLog:
     def __init__(self, incarnation: str) -> None:
         self.incarnation = incarnation
         self.sequence = 0
-        """Of the last change that was given a number."""
+        """Number of the last change that was given one."""
         self._held: dict[Medium, set[PageName]] = {medium: set() for medium in Medium}
         self._fresh: dict[Medium, dict[PageName, bool]] = {medium: {} for medium in Medium}
         """Changes without a number yet: whether the page is there now."""

@@ -46,7 +46,7 @@ class PageMap:
         self._tail = Extent()
         """Takes new pages; the only one that is not in ``_all``."""
         self._slots = 0
-        """Of all extents, holes included."""
+        """Slots of all extents, holes included."""
         self._shared: dict[int, int] = {}
         """Masks in use, each once."""
         self._counts: dict[int, int] = {}

@@ -33,19 +33,19 @@ class Peer(NamedTuple):
 
     source: Source
     row: int
-    """Of ``Links``."""
+    """Row of the store in ``Links``."""
     pages: int
     """Leading pages that it has."""
 
 
 class PrefixCandidates(NamedTuple):
-    """What there is of one prompt, by the root of its names."""
+    """Where prefixes of one prompt are, and which are under way."""
 
     depths: Depths
     works: Mapping[PageName, Sequence[tuple[Work, int]]]
-    """Under way, and how many leading pages each brings."""
+    """Work under way that brings a prefix, and how many leading pages it brings, by the root of the names."""
     peers: Mapping[PageName, Sequence[Peer]]
-    """Those with the most of it."""
+    """Stores that have the longest prefixes of the prompt, by the root of its names."""
     cooling: Collection[tuple[str, str]]
     """Ways between stores that nothing is pulled over."""
 

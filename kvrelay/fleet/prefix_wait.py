@@ -9,7 +9,7 @@ class PrefixWait(Value, frozen=True, kw_only=True):
     """A prompt was held back until a prefix of it would be in reach."""
 
     index: int
-    """Of the prompt; -1 where D was to compute it."""
+    """Index of the prompt; -1 where D was to compute it."""
     source: str
     """``cost.Kind``: computed or pushed for another request (``underway``), or pulled for this one (``peer``)."""
     origin: str

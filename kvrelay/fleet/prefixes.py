@@ -27,11 +27,11 @@ class Outgoing(Value, frozen=True, kw_only=True):
     request_id: str
     index: int
     key: str
-    """Of its own work: its transfer, or the request's id where D computes it."""
+    """Key of the prompt's own work: its transfer, or the request's id where D computes it."""
     computed_on: WorkerInfo
     tokens: int
     names: tuple[PageName, ...]
-    """As ``computed_on`` calls its pages; empty when nobody knows."""
+    """Names of the prompt's pages, as ``computed_on`` calls them; empty when they are unknown."""
     stores: tuple[str, ...]
     """Where its pages will be."""
     option: Option
@@ -53,7 +53,7 @@ class Outgoing(Value, frozen=True, kw_only=True):
 
 
 class PrefixHold(Value, frozen=True, kw_only=True):
-    """A prompt is held back; ``pull`` is what to ask a store for."""
+    """A prompt that is held back; ``pull`` is the order to a store, where the prefix is pulled."""
 
     hold: Hold
     pull: PullPages | None = None

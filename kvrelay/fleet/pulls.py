@@ -31,7 +31,7 @@ class Pull(Value, frozen=True, kw_only=True):
     """All pages of the prefix, those included that the target has."""
     format: PageFormat
     size_bytes: int
-    """Of those that it lacks, as far as is known."""
+    """Bytes of the pages that the target lacks, as far as is known."""
     begun_s: float
     until_s: float
 

@@ -21,14 +21,15 @@ class RequestStatus(Value, frozen=True, kw_only=True):
     another request computes; ``prefill``: P; ``decode``: a word of D; ``client``: nothing here."""
     waits_s: float | None = None
     given_up_s: float | None = None
-    """After so long a wait it is over: refused, or, with a D whose worker shows no life either, written elsewhere."""
+    """Longest wait: then the request is refused, or, when its decode worker shows no progress either, goes on
+    elsewhere."""
     begun: bool = False
-    """Something was written of its answer."""
+    """At least one token of the answer was written."""
     resumes: int = 0
-    """How often it lost its D."""
+    """How often the answer lost its decode worker."""
     decode: dict[str, object] | None = None
     prefills: tuple[dict[str, object], ...] = ()
-    """Of each prompt: its worker, how far it is, and that worker."""
+    """For each prompt: its state, its transfer, and its worker."""
 
 
 class RequestStatuses:

@@ -13,21 +13,21 @@ class Resumption(Value, frozen=True, kw_only=True):
     lost_worker: str
     lost_at: float
     tokens: int
-    """Written before, of all choices."""
+    """Tokens of all choices that were written before the loss."""
     manner: str
     """``policy.recover.Manner``."""
     outcome: str = "open"
     """``resumed``, ``failed`` or, as long as neither is known, ``open``."""
     worker: str = ""
-    """Who writes the rest."""
+    """The worker that writes the rest."""
     strategy: str = ""
     """``policy.recover.Strategy``: the one that was predicted to be the cheapest."""
     cached_tokens: int = 0
-    """Of the prompt and what was written: predicted to be loaded instead of computed."""
+    """Tokens of prompt and journal that are predicted to be loaded instead of computed."""
     prefill_s: float = 0.0
-    """Predicted time to compute the others."""
+    """Predicted time to compute the other tokens."""
     pause_s: float | None = None
-    """What the client waited between the last piece from one worker and the first one from the other."""
+    """Time between the last piece from the lost worker and the first one from the next, at the client."""
 
     def report(self) -> dict[str, object]:
         """JSON-ready; what is not known is left out."""

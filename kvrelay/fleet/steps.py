@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 MAX_WORKERS = 2048
 WEIGHT = 0.1
-"""Of the newest gap: a look at each stream every 0.2 s makes up one's mind within a second."""
+"""Weight of the newest gap: with a look at each stream every 0.2 s, the mean follows within a second."""
 FORGET_S = 10.0
-"""What was seen so long ago says nothing of now: no stream was written since."""
+"""A step time older than this is not used: no stream was written since."""
 
 
 class Step(NamedTuple):

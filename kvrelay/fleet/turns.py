@@ -21,7 +21,7 @@ class Line:
 
     pace: Pace = field(default_factory=Pace)
     waiting: dict[str, LostAnswer] = field(default_factory=dict)
-    """By request."""
+    """Answers that wait, by request."""
 
 
 class Turns:

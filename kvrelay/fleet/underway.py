@@ -21,17 +21,17 @@ class Work:
     key: str
     """Its transfer; the request's id where a decode worker computes its own prompt."""
     names: tuple[PageName, ...]
-    """Of its whole pages, from the prompt's first one on."""
+    """Names of the prompt's full pages, from the first one on."""
     first: int
     """How many of them are there already."""
     worker: str | None
-    """In whose cache they will be."""
+    """The worker in whose cache the pages will be; None for a push."""
     stores: frozenset[str]
-    """In which stores, as the index calls them."""
+    """Stores that will have the pages, as the index calls them."""
     begin_s: float
-    """Predicted, on the clock of ``now``, until it is known."""
+    """When it begins, on the clock of ``now``; predicted until that is known."""
     seconds: float
-    """Predicted to take from then on."""
+    """Predicted time from the beginning to the last page."""
 
     @property
     def coming(self) -> tuple[PageName, ...]:
@@ -49,9 +49,9 @@ class Underway:
     def __init__(self) -> None:
         self._works: dict[str, Work] = {}
         self._by_page: dict[PageName, Work] = {}
-        """Who was first to bring each page."""
+        """The work that was the first to bring each page."""
         self._others: dict[PageName, list[Work]] = {}
-        """Who brings it too, in the order of their beginnings."""
+        """Other works that bring each page, in the order in which they began."""
         self._announced = 0
         """Pages of all works, those counted twice that two of them bring."""
 

@@ -212,7 +212,7 @@ class NoHandoff(Value, frozen=True, kw_only=True):
 
     reason: str
     cut: bool = False
-    """They could, if pages got from the one store to the other."""
+    """The broken way between their stores is the only reason."""
 
 
 class Fleet:
@@ -227,7 +227,7 @@ class Fleet:
         self.converts_kv_dtype = convert_kv_dtype
         """Whether the operator lets decode workers convert KV of another type."""
         self._exchanges: dict[tuple[str, str, str, str], Exact | ByConversion | Unlike] = {}
-        """Of two incarnations; comparing fingerprints for every request would cost 20 us a pair."""
+        """Comparisons of two incarnations each; comparing fingerprints for every request would cost 20 us a pair."""
 
     def __repr__(self) -> str:
         return f"<Fleet workers={self.workers!r} stores={self.stores!r}>"

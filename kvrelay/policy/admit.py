@@ -24,7 +24,7 @@ class Slo(Value, frozen=True, kw_only=True):
     priority: int = 0
     """Higher goes first."""
     share: float = 1.0
-    """Of its tenant, among those of the same priority."""
+    """Weight of the request's tenant among tenants of the same priority."""
 
 
 class Limits(Value, frozen=True, kw_only=True):
@@ -36,30 +36,32 @@ class Limits(Value, frozen=True, kw_only=True):
     """Longest wait in the router; 0: none waits there."""
     in_flight: int = MAX_IN_FLIGHT
     shared: bool = True
-    """Between several tenants: none of them may take all places."""
+    """Several tenants share the places: none of them may take all."""
     kv_share: float = 1.0
-    """Of each decode worker's KV, what this router may promise: others that ask the same ones promise the rest."""
+    """Share of each decode worker's KV that this router may promise: other routers of the same workers promise the
+    rest."""
 
 
 class Outlook(Value, frozen=True, kw_only=True):
     """What awaits a request if it goes on now."""
 
     waited_s: float = 0.0
-    """Since it was received."""
+    """Time since the request was received."""
     ahead_s: float = 0.0
-    """Of those that wait in the router and go first."""
+    """Predicted work of the queued requests that go first."""
     ttft_s: float
     queued_s: float = 0.0
-    """Of ``ttft_s``, waits for others: they pass while it waits in the router as well."""
+    """The part of ``ttft_s`` that is waiting for other requests: it passes while this one waits in the router as
+    well."""
     tpot_s: float
     room: bool = True
     """Its workers can take it: D has KV for it, and P's queue is short."""
     overtakes: bool = False
-    """It is much shorter than those that wait, for a P that computes such prompts beside long ones."""
+    """The request is much shorter than the queued ones, and its P computes short prompts beside long ones."""
     sure: bool = False
     """The predictions are of measured workers."""
     alone: bool = False
-    """Nothing else is in flight. Whoever is alone gets in: somebody has to show whether predictions still hold."""
+    """Nothing else is in flight. Such a request is let in: one has to show whether the predictions still hold."""
 
 
 class Accepted(Value, frozen=True, kw_only=True):

@@ -49,18 +49,18 @@ class Item(StrEnum):
 OWN = tuple(list(Item)[: list(Item).index(Item.ANSWER) + 1])
 """Items that add up to the predicted TTFT."""
 WAITS = (Item.QUEUE, Item.SOURCE, Item.DECODE_WAIT)
-"""Those of them that pass while a request waits elsewhere as well."""
+"""Items of the TTFT that pass while a request waits in the router as well."""
 
 
 class Prompt(Value, frozen=True, kw_only=True):
-    """What is asked for."""
+    """A prompt to be served, and the answers that are expected."""
 
     tokens: int
     sequences: int = 1
     output_tokens: float
     """Expected length of each answer."""
     other_tokens: int = 0
-    """Of the request's other prompts: D has to hold them as well."""
+    """Tokens of the request's other prompts: D has to hold them as well."""
 
     @property
     def held_tokens(self) -> float:
@@ -72,7 +72,7 @@ class Kind(StrEnum):
     """Where a prefix could come from."""
 
     ENGINE = "engine"
-    """It is in the worker's own cache."""
+    """The prefix is in the worker's own cache."""
     STORE = "store"
     """Its node's store has it."""
     PEER = "peer"
@@ -82,7 +82,7 @@ class Kind(StrEnum):
 
 
 class Source(NamedTuple):
-    """One of them; ``origin`` names the peer, or what is under way."""
+    """Where one prefix would come from; ``origin`` names the peer store, or the work under way."""
 
     kind: Kind
     origin: str = ""
@@ -94,7 +94,7 @@ while the prompt queues."""
 
 
 class Offers(Protocol):
-    """Those to each worker, by its position; worked out when they are asked for."""
+    """Prefixes that each worker could have, by its position; worked out when they are asked for."""
 
     def __getitem__(self, at: int, /) -> Sequence[Offer]:
         """At least one."""
@@ -136,17 +136,18 @@ class PrefillColumns(Value, frozen=True, kw_only=True):
 
     names: Sequence[str]
     rates: Laws
-    """Of ``perf.prefill_amounts``."""
+    """Laws of ``perf.prefill_amounts``, in seconds."""
     queue_s: Sequence[float]
     passed: Sequence[int]
-    """Prompts that stand back for this one: while it is computed, none of them is."""
+    """Prompts of each worker that let this one pass: while it is computed, none of them is."""
     offers: Offers
-    """What each could take; the first is what it holds already. Of equals the first one is taken."""
+    """Prefixes that each worker could use; the first is the one that it holds already. Of equals the first one is
+    taken."""
     hints: Hints
     token_bytes: Sequence[float]
     """KV of one token as each worker writes it, all layers."""
     last_chosen: Sequence[int]
-    """Order of its last choice; equals take turns."""
+    """When each worker was last chosen, as a rising number; equals take turns."""
 
 
 class DecodeColumns(Value, frozen=True, kw_only=True):
@@ -155,11 +156,12 @@ class DecodeColumns(Value, frozen=True, kw_only=True):
     as_prefills: PrefillColumns
     """The same workers as places to compute the prompt."""
     step_rates: Laws
-    """Of ``perf.step_seconds``."""
+    """Laws of ``perf.step_seconds``, in seconds."""
     answer_s: Sequence[float]
     sequences: Sequence[float]
     running: Sequence[float]
-    """Of them, those that it writes at present, or as a rule if that is more: who is idle may not be in a moment."""
+    """Sequences that each worker decodes at present, or usually if that is more: an idle worker may be busy in a
+    moment."""
     kv_tokens: Sequence[float]
     kv_capacity_tokens: Sequence[float]
     remaining_tokens: float

@@ -33,7 +33,8 @@ DEVICES = {
 }
 """Vendors' data sheets. cpu: one core with AVX-512, where vLLM reads 380 tokens/s of a model of 135 M parameters."""
 UNKNOWN_DEVICE = DEVICES["cpu"]
-"""Who is thought slow is soon found to be fast; who is thought fast attracts all requests meanwhile."""
+"""The slowest entry: a worker that is underrated is soon measured to be fast; one that is overrated attracts all
+requests."""
 
 
 def hardware_of(device: str) -> Hardware:
@@ -45,7 +46,7 @@ class ModelShape(Value, frozen=True, kw_only=True):
     """What decides how long a model computes."""
 
     parameters: int
-    """Those that one token uses: of a mixture of experts, the active ones."""
+    """Parameters that one token uses: of a mixture of experts, the active ones."""
     layers: int
     hidden: int
     kv_token_bytes: int

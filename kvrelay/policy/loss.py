@@ -9,23 +9,23 @@ class LossReason(StrEnum):
     """How the loss of a worker showed."""
 
     RESET = "reset"
-    """Its connection broke, or ended early."""
+    """The worker's connection broke, or ended early."""
     FAILED = "failed"
-    """It answered that it failed, or what nobody can read."""
+    """The worker answered with a failure, or with bytes that cannot be read."""
     UNASKED = "unasked"
-    """It was not reached, turned the request away, or gave it up unasked: it had nothing to do with it."""
+    """The worker was not reached, or turned the request away: it never ran it."""
     GAVE_UP = "gave_up"
-    """Its stream came to an end before the answer did: it aborted what it ran."""
+    """The worker's stream ended before the answer did: it aborted what it ran."""
     SILENT = "silent"
-    """It stood still: no word of the answer, and no progress with anything else."""
+    """The worker stopped: no piece of the answer, and no progress with anything else."""
     GONE = "gone"
-    """It said goodbye, started anew, or showed no sign of health for several leases."""
+    """The worker said goodbye, was started again, or showed no sign of health for several leases."""
     FORGOTTEN = "forgotten"
-    """It makes progress with others, and none with this one. It is not to blame."""
+    """The worker makes progress with other requests and none with this one. This is no failure of the worker."""
     DRAINED = "drained"
-    """It is to become empty, and was left while it wrote. That is no loss."""
+    """The worker drains, and the answer was moved while it was written. This is no loss."""
 
 
 DEADLY = frozenset({LossReason.RESET, LossReason.FAILED, LossReason.SILENT})
-"""Those that may be the request's doing: its worker hung up, failed inside, or stands still. One that was never
-reached, said goodbye or has no room is not among them."""
+"""Reasons that the request itself may have caused: the worker hung up, failed inside, or stopped. A worker that was
+never reached, said goodbye or had no room was not harmed by it."""

@@ -31,8 +31,8 @@ MUCH_LONGER = 4.0
 """A prompt that has so many times as much left to compute lets another one go first: that costs it little, and saves
 the other most of its wait. Prompts of about the same length gain nothing by changing places."""
 BESIDE_ANSWERS = 0.5
-"""Of the limit for one prompt in a shared step, what all prompts get in a step that also writes answers: each of them
-waits for the whole step, and a second step costs a prompt little more than the answers' own time."""
+"""Tokens of all prompts in a step that also decodes answers, as a share of the limit for one prompt in a shared step.
+Each answer waits for the whole step, and a second step costs a prompt little more than the answers' own time."""
 MAX_HELD_STEPS = 4
 """Steps in a row that a prompt stands back for others: it gets a part of every fifth one, however many they are."""
 

@@ -24,9 +24,9 @@ def prefill_amounts(new_tokens: float, past_tokens: float) -> tuple[float, float
 
 
 Number = TypeVar("Number", float, Floats)
-"""Of one worker, or of each of many: the laws are the same."""
+"""A number of one worker, or an array of one for each of many: the laws are the same."""
 Rates = tuple[float, ...]
-"""Of a law with three amounts."""
+"""Seconds for each of the amounts of a law."""
 
 
 def prefill_seconds(rates: Sequence[Number], new_tokens: Number | float, past_tokens: Number | float) -> Number:
@@ -43,11 +43,11 @@ class Perf(Value, frozen=True, kw_only=True):
     """What is known of one kind of worker."""
 
     prefill: Fit
-    """Against ``prefill_amounts``."""
+    """Seconds of a prefill, against ``prefill_amounts``."""
     step: Fit
-    """Of one decode step, against 1, its sequences, and the KV tokens that it reads."""
+    """Seconds of one decode step, against 1, its sequences, and the KV tokens that it reads."""
     answer: Fit
-    """From KV that is in place to the first token at the router, against 1."""
+    """Seconds from KV in place to the first token at the router, against 1."""
 
     def prefill_s(self, new_tokens: float, past_tokens: float = 0.0) -> float:
         return self.prefill.seconds(*prefill_amounts(new_tokens, past_tokens))

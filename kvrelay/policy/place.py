@@ -10,16 +10,17 @@ import msgspec
 from kvrelay.types import Value
 
 DEATHS_PER_S = 1 / (30 * 86_400)
-"""Of a node: one a month."""
+"""Rate at which a node dies: once a month."""
 KEEP_FREE_SHARE = 0.1
-"""Of a store: what would go to make room for a copy is worth more than the copy, nearly always."""
+"""Share of a store that copies leave free: the pages that would go to make room are nearly always worth more than a
+copy."""
 
 
 class Stake(Value, frozen=True, kw_only=True):
     """Pages that one node alone has."""
 
     seconds: float
-    """To compute them again."""
+    """Predicted time to compute them again."""
     bytes: int
     left_s: float
     """How long they will still be needed."""
@@ -29,9 +30,9 @@ class Room(Value, frozen=True, kw_only=True):
     """Where a copy would go."""
 
     free_share: float
-    """Of the store's memory."""
+    """Free share of the store's memory."""
     waiting_s: float
-    """What is on the way there takes so long: it would share the link with the copy."""
+    """Time that the transfers under way to the store still take: they would share the link with the copy."""
     copy_s: float
     """How long the copy takes, behind that."""
 

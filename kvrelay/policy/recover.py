@@ -14,23 +14,24 @@ from kvrelay.types import Value
 MAX_IN_A_ROW = 8
 """Losses that one answer outlives before it gets on."""
 PROGRESS_TOKENS = 16
-"""It got on when so many were written since the last loss. What kills its workers at some token does so wherever it
-goes on from there: a word or two, after which it is not under suspicion (``policy.crash_history``), are no progress."""
+"""An answer made progress when so many tokens were written since its last loss. A request that crashes its workers at
+some token does so wherever it goes on from there: a word or two, after which it is not under suspicion
+(``policy.crash_history``), are no progress."""
 MAX_IN_ALL = 32
 """Losses that one answer outlives however far it gets between them."""
 
 
 MAX_REPLAY_S = 30.0
-"""What was written may be written once more for so long, as predicted: its client hears nothing meanwhile, and most of
-them wait no longer than a minute. A beginning that takes longer is not worth it: the client is told to ask again."""
+"""Longest predicted replay. The client gets nothing meanwhile, and most clients wait no longer than a minute. Where a
+replay would take longer, the client is told to ask again."""
 
 
 MAX_DOUBTS = 4.0
-"""Most times the usual silence of a worker that an answer bears which was moved without a word of it written."""
+"""Largest factor by which an answer's limit of silence grows while it is moved without a token written."""
 
 
 DUE_MARGIN = 4.0
-"""Times that a first word may take as long as was predicted: queues grow after a prediction."""
+"""A first token may take so many times its predicted time: queues grow after a prediction."""
 
 
 class Strategy(StrEnum):
@@ -183,9 +184,9 @@ class Pace(Value, frozen=True, kw_only=True):
     """A token bucket of prefill seconds: a death must not make every worker compute lost prompts and nothing else."""
 
     share: float = 0.5
-    """Of each worker's time, in the long run."""
+    """Share of each worker's time that such prefills get in the long run."""
     burst_s: float = 1.0
-    """At once, for each worker."""
+    """Prefill seconds that may begin at once, for each worker."""
     spent_s: float = 0.0
     at_s: float = 0.0
 

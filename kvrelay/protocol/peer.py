@@ -33,7 +33,7 @@ class PushPages(Message, frozen=True, kw_only=True):
     transfer: str
     indices: list[Index]
     shards: int = 1
-    """Of each of them; pages of other writers are offered by another message."""
+    """Shards of each page; pages of other writers are offered by another message."""
 
 
 class PushWanted(Message, frozen=True, kw_only=True):
@@ -57,9 +57,9 @@ class PushNews(Message, frozen=True, kw_only=True):
 
     transfer: str
     over: list[Index]
-    """They came, or are not wanted any more: the sender need not hold them."""
+    """Pages that came, or are not wanted any more: the sender need not hold them."""
     lacking: list[Index]
-    """They did not come: the sender offers them again."""
+    """Pages that did not come: the sender offers them again."""
 
 
 class Manifest(msgspec.Struct, frozen=True, array_like=True):
@@ -69,7 +69,8 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True):
     """Positions among the names of the transfer."""
     layers: list[Index]
     checksums: list[Checksum]
-    """Of each shard's share of the first segment, then of the second, and so on; all have equally many shards."""
+    """Checksums of each shard's share of the first segment, then of the second, and so on; all have equally many
+    shards."""
 
 
 class Segments(Message, frozen=True, kw_only=True):
@@ -88,7 +89,7 @@ class Segments(Message, frozen=True, kw_only=True):
     Where a codec rounds, ``manifest`` speaks of bytes that the receiver cannot have: it relies on ``wire_checksum``.
     """
     wire_checksum: int = 0
-    """Of an encoded payload as it travels."""
+    """Checksum of an encoded payload as it travels."""
 
 
 class Written(Message, frozen=True, kw_only=True):

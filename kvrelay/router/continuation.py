@@ -25,7 +25,7 @@ from kvrelay.router.upstream import Reply
 log = logging.getLogger("kvrelay.router")
 
 HELD_BLOCKS = 8
-"""Of each choice, while the client is slow."""
+"""Blocks of each choice that are kept while the client is slow."""
 _DATA = b"data: "
 
 
@@ -49,7 +49,7 @@ class RestOfChoice:
         self._tap = tap
         self._text = text
         self._manner = remains.manner
-        """Of this life: what is said in it may ask for another one in the next."""
+        """How this part of the answer goes on: what it says may ask for another manner in the next one."""
         self._log = remains.journal.choices[index]
 
     def __repr__(self) -> str:

@@ -13,7 +13,8 @@ MAX_VALUES = 1 << 21
 """Values in a body, numbers included: two prompts of a million token ids. Each takes a tenth of that."""
 
 MAX_DIGITS = 640
-"""Of one integer, the least that Python can be told: the time for one grows with the square of its length."""
+"""Most digits of one integer, the least limit that Python takes: reading one takes time with the square of its
+length."""
 
 
 def limit_integers() -> None:

@@ -27,7 +27,7 @@ class Rejected(KvrelayError):
 
 
 MAX_MESSAGE_CHARS = 300
-"""Of a failure, kept in its request's timeline."""
+"""Most characters of a failure's message that are kept in its request's timeline."""
 
 
 def blames_client(status: int) -> bool:

@@ -13,9 +13,9 @@ from kvrelay.router.bodies import Claim
 BODY_S = 60.0
 """Longest time a client may take to send its body."""
 GRACE_S = 10.0
-"""Time for which it may be as slow as it likes."""
+"""Time in which a body may come as slowly as it likes."""
 MIN_BYTES_PER_S = 32 << 10
-"""Of the whole body so far, after that."""
+"""Least mean speed of the body so far, after ``GRACE_S``."""
 
 
 class Intake:

@@ -31,16 +31,16 @@ _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _SPLITS = frozenset(
     rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}|{_REST}" for digits in (r"\p{N}{1,3}", r"\p{N}")
 )
-"""Of Llama 3 and of Qwen 2 and 3."""
+"""Patterns that split a text into pieces: of Llama 3, and of Qwen 2 and 3."""
 
 PIECE_CHARS = 64
-"""Longer ones are not kept: they hardly come again."""
+"""Longer pieces are not kept: they hardly come again."""
 MOST_PIECES = 1 << 16
-"""Kept at a time: 15 MB."""
+"""Most pieces that are kept at a time: 15 MB."""
 MOST_NEW = 256
 """Unknown pieces of one text beyond which it is encoded whole: a piece alone takes as long as four within a text."""
 LITTLE_CHARS = 256
-"""Of unknown pieces, which are encoded in a tenth of a millisecond."""
+"""Characters of unknown pieces that are encoded in a tenth of a millisecond."""
 FIRST_NEW = 64
 """How many of them are learned then: a twentieth more for a text of nothing but new words."""
 

@@ -42,7 +42,7 @@ class Prefills:
         self._id = job.request_id
         self._job = job
         self._prompts = job.prompts
-        """Of this life."""
+        """Prompts of the present part of the answer."""
         self._obey = obey
         self._refused = refused
         self._running: dict[int, asyncio.Task[None]] = {}

@@ -56,7 +56,7 @@ class Outcome(Value, frozen=True, kw_only=True):
     causes: dict[str, int]
     """Why requests were not answered that were refused, ended early or cut off, in the words of their answers."""
     longest_pause_s: dict[str, float]
-    """Of right answers, by quantile."""
+    """Longest pauses of right answers, by quantile."""
     late_s: float
     """Longest time for which the clients themselves were held up: their pauses may be as much too long."""
     held: list[str]

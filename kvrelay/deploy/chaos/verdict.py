@@ -53,7 +53,7 @@ class Seen(Value, frozen=True, kw_only=True):
     """By that, or by a refusal."""
     hung: bool = False
     story: str = ""
-    """Of one that hung: what it waited for, as its router says."""
+    """What a request that hung waited for, as its router says."""
     cancelled: bool = False
     longest_pause_s: float = 0.0
     """Between two events, or before the first one."""
@@ -94,7 +94,7 @@ class Tally:
     def __init__(self) -> None:
         self.verdicts: Counter[Verdict] = Counter()
         self.causes: Counter[str] = Counter()
-        """Of requests that were not answered."""
+        """Why requests were not answered, and how many each."""
         self.pauses_s: list[float] = []
         """Longest pause of each right answer."""
         self.failures: list[str] = []

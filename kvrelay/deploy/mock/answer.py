@@ -14,7 +14,7 @@ from kvrelay.types import Value
 
 DONE = b"data: [DONE]\n\n"
 _LOGPROB = -0.5
-"""Of every token: a mock has no distribution."""
+"""Log probability of every token: a mock has no distribution."""
 GARBAGE = {HANDOFF_KEY: {"type": "Nonsense", "transfer": 17}}
 
 _encode = msgspec.json.Encoder().encode

@@ -45,9 +45,9 @@ class Faults(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     clock_s: Annotated[float, Meta(ge=-1e9, le=1e9)] = 0.0
     """Its wall clock is so far ahead."""
     full: bool = False
-    """Of a store: no slot is free, nor will be; what it has stays."""
+    """The store has no free slot, nor will have one; what it has stays."""
     apart: bool = False
-    """Of a store: no other store reaches it, nor it another one; routers hear it as ever."""
+    """The store reaches no other store, nor do others reach it; routers hear it as ever."""
 
 
 def parse(text: str) -> Faults:

@@ -18,7 +18,7 @@ class LoadLaw(Value, frozen=True, kw_only=True):
     wait_s: float
     """A transfer that is silent for so long is waited for no more."""
     hidden_after_tokens: int
-    """Of what a request waited for, all but so many tokens were loaded meanwhile: the last chunk of P."""
+    """Tokens of P's last chunk: all others that a request waited for were loaded meanwhile."""
 
 
 class Handoffs:

@@ -17,7 +17,7 @@ class Sent(Value, frozen=True, kw_only=True):
     """When they are there."""
     moving_s: float
     late_bytes: int
-    """Of them, what was still to move when all was computed."""
+    """Bytes that were still to move when all was computed."""
 
 
 class Wire:
