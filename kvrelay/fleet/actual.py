@@ -62,9 +62,10 @@ def _stretches(timeline: Timeline) -> Iterator[tuple[Items, float]]:
 
 
 def _of_two(events: Mapping[str, float]) -> list[tuple[Items, float | None]]:
-    """P tells when it begins and ends; what D waits for before it writes, it tells nobody."""
+    """The stretches of a request over two workers. P reports when it begins and ends; D does not report what it waits
+    for."""
     computed = events.get("prefill_finished")
-    # Who overtook P's own answer was in place when it wrote.
+    # Pages may be loaded before P's own answer is here: then they were in place when P answered.
     ready = max(computed, events.get("loaded", computed)) if computed is not None else None
     return [
         ((Item.QUEUE,), events.get("prefill_started")),

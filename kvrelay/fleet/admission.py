@@ -20,7 +20,7 @@ from kvrelay.policy.route import Decision
 
 NOBODY = Turned(reason="no worker that takes this prompt and its answer is ready; retry", kind="no_worker")
 REFUSED = 503
-"""HTTP status of the answer to who is turned away at once."""
+"""HTTP status of the answer to a request that is refused at once."""
 
 
 class Admission:
@@ -81,7 +81,8 @@ class Admission:
         return plan
 
     def turns(self, now: float) -> Iterator[Command]:
-        """Something was given back or time passed: let in whose turn it is, and turn away who waited too long."""
+        """A reservation was released or time passed: start the queued requests whose turn it is, and refuse those that
+        waited too long."""
         yield from self._door.overdue(now)
         for model in self._door.waiting.models():
             yield from self._turns_of(model, now)
@@ -97,14 +98,15 @@ class Admission:
                 if self._door.has_outgrown(head):
                     yield self._door.outgrown(head, NOBODY)
                     return
-                # Those who take it are not usable now: it waits for them, and holds up nobody who needs less.
+                # The workers that take it are not usable now: it waits for them, and does not delay requests that need
+                # less.
                 at_most = topology.decode_columns.most_below(head.ask.context_tokens)
                 if not at_most:
                     return
                 continue
             verdict = self._door.turn(head, pick, alone=not self._flights, at_most=at_most, now=now)
             if isinstance(verdict, Held):
-                # Who waits for KV does not hold up those for whom there are workers that it cannot have.
+                # A request that waits for KV does not delay requests for which there are workers that it cannot have.
                 at_most = topology.decode_columns.most_below(head.ask.context_tokens)
                 if not at_most or self._door.has_kv(pick):
                     return

@@ -15,7 +15,7 @@ from kvrelay.types import Value
 
 
 class QueuedRequest(Value, frozen=True, kw_only=True):
-    """One request, as it came to wait."""
+    """One request in the queue, as it came."""
 
     ask: Ask
     seconds: float
@@ -70,7 +70,7 @@ class AdmissionQueue:
         self._lines: dict[int, dict[str, _Line]] = {}
         """Tenants in the order of the round."""
         self._waiting: dict[str, QueuedRequest] = {}
-        """All of them, by request."""
+        """All queued requests, by id."""
 
     def __repr__(self) -> str:
         tenants = {tenant for lines in self._lines.values() for tenant in lines}
@@ -110,7 +110,8 @@ class AdmissionQueue:
         return sum(map(self._waiting_s, self._lines)) / len(self) if self._lines else 0.0
 
     def head(self, at_most: float = math.inf) -> QueuedRequest | None:
-        """Whose turn it is, of those that need a context of ``at_most`` so many tokens."""
+        """The request whose turn it is, among those that need a context of ``at_most`` so many tokens; None when there
+        is none."""
         found = self._next(at_most)
         return found[0] if found is not None else None
 
@@ -125,7 +126,7 @@ class AdmissionQueue:
         return None
 
     def take(self, at_most: float = math.inf) -> QueuedRequest:
-        """That head leaves, and its tenant pays. Raises IndexError when nobody waits."""
+        """Take the head off the queue; its tenant pays. Raises IndexError when the queue is empty."""
         found = self._next(at_most)
         if found is None:
             raise IndexError("nobody waits")
@@ -147,7 +148,7 @@ class AdmissionQueue:
         lines = self._lines[priority]
         lines[tenant].remove(request)
         if not lines[tenant].requests:
-            del lines[tenant]  # and its credit: who leaves the round begins anew
+            del lines[tenant]  # and its credit: a tenant that leaves the round begins anew
         if not lines:
             del self._lines[priority]
         return request
@@ -164,7 +165,7 @@ class AdmissionQueue:
 
 
 class AdmissionQueues:
-    """A queue for every model that somebody waits for: other workers serve it, so its turns are its own."""
+    """An admission queue for each model with queued requests: each model has workers, and so turns, of its own."""
 
     def __init__(self) -> None:
         self._queues: dict[str, AdmissionQueue] = {}
@@ -176,11 +177,11 @@ class AdmissionQueues:
         return sum(map(len, self._queues.values()))
 
     def of(self, model: str) -> AdmissionQueue:
-        """The queue of ``model``; an empty one when nobody waits there."""
+        """The queue of ``model``; an empty one when it has no queued request."""
         return self._queues.get(model) or AdmissionQueue()
 
     def models(self) -> list[str]:
-        """Those that somebody waits for."""
+        """Models with queued requests."""
         return list(self._queues)
 
     def add(self, request: QueuedRequest) -> None:

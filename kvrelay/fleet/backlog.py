@@ -61,7 +61,7 @@ class Backlog:
         self.withdrawn(key, now)
 
     def _no_longer_before(self, key: str) -> Iterator[str]:
-        """Those that came before ``key`` and take no more: nobody stands back for it among them."""
+        """Prompts that came before ``key`` and take no longer: they do not let it pass."""
         for other, promise in self._promises.items():
             if other == key:
                 return
@@ -73,7 +73,7 @@ class Backlog:
         return key in self._overtaken
 
     def withdrawn(self, key: str, now: float) -> None:
-        """It was held back or given up: nobody stood still for it. A key that is not here changes nothing."""
+        """The prompt was held back or given up, and delayed no other one. A key that is not here changes nothing."""
         if key not in self._promises:
             return
         if next(iter(self._promises)) == key:

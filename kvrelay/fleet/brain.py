@@ -155,7 +155,7 @@ class Brain:
         return self._admission.begin(ask, now)
 
     def admit_waiting(self, now: float) -> list[Command]:
-        """Something was given back or time passed: who goes on, and who waited too long."""
+        """A reservation was released or time passed: commands for the requests that go on or waited too long."""
         return [*self.waits.flush(now), *self.recovery.turn(now), *self._admission.turns(now)]
 
     # ------------------------------------------------------------ P legs

@@ -76,15 +76,15 @@ class Chooser:
     # ------------------------------------------------------------ choices
 
     def begin(self, ask: Ask, topology: Topology, now: float, at_most: float = math.inf) -> Pick | None:
-        """Where the longest prompt of a new request is computed, and where its answers are written: by nobody whose
-        context is longer than ``at_most``."""
+        """The workers for a new request: where its longest prompt is computed and its answers are decoded. ``at_most``:
+        longest context of a decode worker that may be chosen."""
         facts = ask.facts
         split = not self.why_whole(ask)
         longest = longest_prompt(ask)
         names = facts.page_names[longest] if facts.page_names else {}
         tokens = facts.prompt_tokens[longest] if split else sum(facts.prompt_tokens)
         prompt = self._prompt(ask, tokens)
-        # Who is probed computes the prompt too: a P would have D asked only when it is done.
+        # A decode worker that is probed computes the prompt too: with a P it would be asked only when P is done.
         probed = [at for at, is_open in enumerate(self._breakers.are_open(topology.decode_columns.names)) if is_open]
         prefills = topology.prefill_columns.taking(tokens + 1) if split else ()  # P writes a token
         decodes = topology.decode_columns.taking(ask.context_tokens, at_most)

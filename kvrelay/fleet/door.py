@@ -1,4 +1,5 @@
-"""Who gets in now, who waits, and who is refused. It must never hold a request that nothing will let in."""
+"""Decides which requests are let in now, which wait and which are refused. It must never hold a request that nothing
+will let in."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from kvrelay.policy.cost import WAITS
 from kvrelay.policy.patience import MUCH_LONGER
 
 SURE_AFTER = 8
-"""Prefills seen of a worker before somebody is refused for what it is predicted to take."""
+"""Measured prefills of a worker before a request may be refused for its predicted time there."""
 ALWAYS_QUEUED = 2
 """Prompts that a P may have at any time, however long they are: one to compute and one to follow at once."""
 
@@ -143,7 +144,8 @@ class Door:
         return head.ask.context_tokens > self._fleet.longest_context(head.ask.facts.model)
 
     def outgrown(self, head: QueuedRequest, turned: Turned) -> Refuse:
-        """The last worker that takes so long a prompt and its answer has left: nobody is to wait behind it."""
+        """The last worker whose context takes this request has left: it is refused, so that no other one waits behind
+        it."""
         self._turn_away(head, turned.kind, turned.reason)
         return Refuse(request_id=head.request_id, reason=turned.reason, after_s=turned.after_s)
 
@@ -181,7 +183,7 @@ class Door:
         return self._loads.prompts(name) < ALWAYS_QUEUED or queued_s <= self._limits.queue_s
 
     def overdue(self, now: float) -> Iterator[Refuse]:
-        """Those who waited too long are turned away."""
+        """Refuse the requests that waited too long."""
         for request in self.waiting.overdue(now) if self.waiting else ():
             why = self._why_late(request, now)
             self._turn_away(request, "deadline", why)

@@ -1,7 +1,6 @@
-"""Learned slowness that nobody tests any more. A worker that is believed slow is not chosen while others are idle, so
-that belief would stay for ever, though the worker was only held up once. It must never send a slow worker more than a
-request now and then.
-"""
+"""Lets a learned slowness fade that no request tests any more. A worker that is predicted to be slow is not chosen
+while others are idle, so the prediction would stay for ever, though the worker was only held up once. It must never
+send a slow worker more than a request now and then."""
 
 from __future__ import annotations
 
@@ -16,11 +15,11 @@ from kvrelay.policy.prices import EQUAL_SHARE
 from kvrelay.types import Value
 
 FADE_AFTER_S = 30.0
-"""A worker that nobody heard of for so long is believed to be like the best of its kind until it is tried: of equals
-each has its turn, so the next request or the one after it tries."""
+"""A law that no request has tested for this time is replaced by that of the best worker of the kind until one does.
+Equal workers take turns, so the next request or the one after it is the test."""
 LONGEST_FADE_S = 960.0
-"""The time doubles with each trial that shows a worker as slow as was believed: of those that are, and of the clients
-that try them, there are few."""
+"""Longest such time: it doubles with each test that shows the worker as slow as predicted, so that few clients meet a
+slow worker."""
 LOOK_EVERY_S = 5.0
 ROUNDING = 1e-9
 _USUAL: dict[Law, tuple[float, ...]] = {
@@ -32,7 +31,7 @@ _USUAL: dict[Law, tuple[float, ...]] = {
 
 
 class Belief(Value, frozen=True, kw_only=True):
-    """What was learned of one worker by one law, as far as its age matters."""
+    """How old one law of one worker is, and what replaces it once it has faded."""
 
     seen: int
     """Observations that the law had learned when it was last looked at."""
@@ -46,7 +45,7 @@ class Belief(Value, frozen=True, kw_only=True):
 
 
 def usual_s(fit: Fit, law: Law) -> float:
-    """What ``fit`` predicts for a usual piece of work."""
+    """Seconds that ``fit`` predicts for a usual amount of work."""
     return fit.seconds(*_USUAL[law])
 
 
@@ -69,7 +68,7 @@ class Fading:
         return True
 
     def look(self, worker: str, law: Law, own: Fit, best: Fit, now: float) -> bool:
-        """Notice how old ``own`` is, beside the ``best`` of its kind; True when something else is believed now."""
+        """Compare the age and speed of ``own`` with the ``best`` of its kind. True when the law in use changes."""
         belief = self._beliefs.get((worker, law))
         if belief is None or belief.seen != own.seen:
             after_s = FADE_AFTER_S if belief is None else belief.after_s
@@ -84,14 +83,15 @@ class Fading:
         return like is not belief.like or belief.is_on_trial
 
     def like(self, worker: str, law: Law) -> Fit | None:
-        """What is believed of ``worker`` until it is tried; None when it is what was learned of it."""
+        """The law that replaces the learned one of ``worker`` until a request tests it; None when the learned one
+        counts."""
         belief = self._beliefs.get((worker, law))
         return belief.like if belief is not None and not belief.is_on_trial else None
 
     def try_out(self, worker: str, law: Law) -> bool:
-        """One request goes there; True when nothing but what was learned is believed from now on.
+        """A request goes to ``worker`` and tests the law. True when the learned law counts again from now on.
 
-        A trial of which nothing is heard is repeated once the time is over again.
+        A test without a result is repeated after the same time.
         """
         belief = self._beliefs.get((worker, law))
         if belief is None or belief.like is None or belief.is_on_trial:
@@ -100,29 +100,29 @@ class Fading:
         return True
 
     def tested(self, worker: str, law: Law) -> Fit | None:
-        """What ``worker`` does next is to be compared with; None when it is not believed to be like another."""
+        """The law to compare with what ``worker`` does next; None when its own has not faded."""
         belief = self._beliefs.get((worker, law))
         return belief.like if belief is not None else None
 
     def tried(self, worker: str, law: Law, *, slow: bool) -> None:
-        """A worker whose slowness had faded did something, and was ``slow`` again."""
+        """A worker whose slowness had faded was tested; ``slow``: it was as slow as learned."""
         belief = self._beliefs.pop((worker, law))
         if slow:
             after_s = min(LONGEST_FADE_S, 2 * belief.after_s)
             self._beliefs[worker, law] = msgspec.structs.replace(belief, after_s=after_s, like=None, is_on_trial=False)
 
     def forget(self, worker: str) -> None:
-        """It is another one now, of which nothing was learned."""
+        """Another worker has the name now: nothing was learned of it."""
         for law in Law:
             self._beliefs.pop((worker, law), None)
 
     def keep_only(self, workers: Iterable[str]) -> None:
-        """Forget all others."""
+        """Forget all other workers."""
         known = set(workers)
         for key in [key for key in self._beliefs if key[0] not in known]:
             del self._beliefs[key]
 
 
 def _is_slower(own: Fit, best: Fit, law: Law) -> bool:
-    """So much that whoever has the choice chooses the best."""
+    """Whether ``own`` is so much slower than ``best`` that a choice between the two falls on the best."""
     return usual_s(own, law) > (1.0 + EQUAL_SHARE + ROUNDING) * usual_s(best, law)

@@ -51,7 +51,7 @@ class Holdings:
         return self._index.prefix(store_key(store.name), store.incarnation, names) if store is not None else 0
 
     def keep_only(self, workers: Sequence[str], stores: Sequence[str]) -> None:
-        """Forget what those who are not known any more held."""
+        """Forget the holdings of members that are not known any more."""
         self._index.keep_only([*workers, *map(store_key, stores)])
 
     def depths(self, prompt: PromptNames) -> Depths:

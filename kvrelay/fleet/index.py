@@ -72,7 +72,7 @@ class PageIndex:
         return f"<PageIndex {len(self._holders)} holders, {len(self._map)} pages, {sent} sent>"
 
     def __len__(self) -> int:
-        """Names of pages that somebody reported."""
+        """Names of pages that a holder reported."""
         return len(self._map)
 
     @property
@@ -204,7 +204,7 @@ class PageIndex:
     # ------------------------------------------------------------ time
 
     def tick(self, now: float) -> None:
-        """Give up gaps that nobody closed, forget what was sent long ago, and clean up after who is gone."""
+        """Give up gaps that were not closed, forget what was sent long ago, and drop pages of holders that are gone."""
         for name, holder in self._holders.items():
             if holder.stream.is_lost(now):
                 holder.stream.forget()

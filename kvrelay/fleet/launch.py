@@ -33,7 +33,7 @@ class Assigned(Value, frozen=True, kw_only=True):
 
 
 class Launcher:
-    """Everything that a pick changes is changed here, before anybody can await."""
+    """Applies a pick: reserves and orders all that it needs in one step, before any other event."""
 
     def __init__(
         self, chooser: Chooser, loads: Loads, ledger: Ledger, outcomes: Outcomes, prefixes: Prefixes, ways: Ways
@@ -64,7 +64,7 @@ class Launcher:
         return self._lay(flight, pick, "", now)
 
     def _lay(self, flight: Flight, pick: Pick, reason: str, now: float) -> Plan:
-        """Who computes the prompts, and what they wait for before."""
+        """The plan for all prompts: where each is computed, and for which pulls it waits."""
         local = pick.prefill is None
         flight.path = Path.LOCAL if local else Path.REMOTE_PREFILL
         hold = self._stay(flight, pick, now) if local else None

@@ -37,7 +37,8 @@ class Lessons:
         self._experience.sent(worker, (Law.STEP, Law.ANSWER))
 
     def sent(self, leg: PromptLeg, now: float, *, alone: bool) -> None:
-        """A prompt is sent to a P. One that has nothing else to do begins at once, even if nobody tells."""
+        """A prompt was sent to its prefill worker. ``alone``: that has nothing else to do and begins at once, reported
+        or not."""
         leg.alone_since_s = now if alone else None
 
     def computed(self, leg: PromptLeg, now: float) -> None:
@@ -72,7 +73,8 @@ class Lessons:
             self._experience.saw(flight.decode.worker, lambda perf: perf.saw_answer(answer_s))
 
     def _computed_itself(self, flight: Flight, now: float) -> None:
-        """Only on an idle D, with nothing cached that anybody knows of: else other things took that time, too."""
+        """Learn from a prompt that D computed itself, on an idle D and with no known cached prefix: otherwise other
+        work took part of the time."""
         option, sent_s = flight.timeline.predicted, flight.timeline.events.get("decode_sent")
         alone = self._loads.sequences[flight.decode.worker] == flight.decode.sequences
         if option is None or sent_s is None or option.cached_tokens or not alone:
@@ -89,7 +91,7 @@ class Lessons:
         if flight.path is Path.REMOTE_PREFILL:
             for leg in flight.legs:
                 self._moved(leg, flight.timeline.transfers.get(leg.transfer))
-        # Who was resumed paused meanwhile, and its present ask is of the rest alone.
+        # An answer that was resumed paused meanwhile, and its present ask is of the rest alone.
         if flight.timeline.status == 200 and flight.timeline.output_tokens and not flight.resumes:
             self._decoded(flight, now)
 

@@ -1,4 +1,4 @@
-"""How fast each store reaches each other one, and what is on the way between them, as tables for whoever chooses."""
+"""How fast each store reaches each other one, and what is on the way between them, as tables for choices."""
 
 from __future__ import annotations
 

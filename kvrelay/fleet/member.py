@@ -30,12 +30,12 @@ class Member(Generic[Info]):
     healthy: bool = True
     progress: int | None = None
     progress_s: float = 0.0
-    """When it was another number for the last time, as far as was heard; of who tells none: when it was heard."""
+    """When ``progress`` last changed; for a member that reports none, when it was last heard."""
     stalled_s: float | None = None
     """When it was found to make no progress with work that it had."""
     left: bool = False
     lost: bool = False
-    """Its silence was noticed and acted upon."""
+    """Its silence was noticed, and its requests were moved."""
     drain: Drain = field(default_factory=Drain)
     """The newest order that is known: while it drains, it finishes what it has and gets no new work."""
     told_drain: int = 0

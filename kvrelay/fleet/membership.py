@@ -19,12 +19,12 @@ Member = WorkerInfo | StoreInfo
 
 
 class Missing(Value, frozen=True, kw_only=True):
-    """Workers that time made known to be away, by name."""
+    """Workers that have been silent for too long, by name."""
 
     silent: tuple[str, ...]
-    """Since now. Silence is no proof of death."""
+    """Workers whose lease has just run out. Silence is no proof of death."""
     given_up: tuple[str, ...]
-    """For so long that nobody should wait for them."""
+    """Workers that have been silent for so long that no request waits for them any more."""
 
 
 class Membership:
@@ -122,7 +122,7 @@ class Membership:
         return has_left
 
     def expire(self, now: float) -> Missing:
-        """Time passed: who is missing, and whose pages nobody should count on any more."""
+        """Time passed: the workers that are missing now. Pages of silent holders are dropped from the index."""
         silent = [worker.name for worker in self._fleet.workers.expire(now)]
         gone = [*silent, *(holder_of(store) for store in self._fleet.stores.expire(now))]
         for holder in gone:

@@ -1,5 +1,5 @@
-"""Who computes which prefix, who waits for it, and what is pulled to whom: one owner for the parts. It must never let a
-prompt wait for what nobody brings."""
+"""Which prefixes are being computed or pulled, and which prompts are held back for them: one owner for the parts. It
+must never hold a prompt for a prefix that no work brings."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class PrefixHold(Value, frozen=True, kw_only=True):
 
 
 class Prefixes:
-    """Works, holds and pulls of one router."""
+    """The works, holds and pulls of one router, changed together."""
 
     def __init__(self, fleet: Fleet, links: Links, holdings: Holdings, longest_s: float) -> None:
         self._fleet = fleet
@@ -197,7 +197,7 @@ class Prefixes:
         return [hold for transfer in cut for hold in self.over(transfer)]
 
     def check_invariants(self) -> None:
-        """Raise AssertionError unless whoever waits waits for something."""
+        """Raise AssertionError unless every held prompt waits for work that goes on."""
         self.underway.check_invariants()
         works = {hold.work for hold in self.holds}
         pulls = {pull.transfer for pull in self.pulls}  # of which nobody is told while too much is under way

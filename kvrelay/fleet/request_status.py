@@ -1,4 +1,4 @@
-"""What a request in flight waits for, for whoever asks why nothing comes. It must never change anything of that."""
+"""Tells operators what a request in flight waits for. It must never change anything of that."""
 
 from __future__ import annotations
 

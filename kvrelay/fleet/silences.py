@@ -1,5 +1,5 @@
-"""Workers that say nothing while somebody waits for them: whether that counts as a loss. It must never give one up
-where nobody else is better."""
+"""Decides when a worker that writes nothing for a request counts as lost. It must never give a worker up when no other
+worker could do better."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ class Silences:
         self._steps = Steps()
         self._unheard_at_s, self._unheard_then = -math.inf, set[str]()
         self.stalls = 0
-        """Workers found to make no progress with what they had to do."""
+        """Workers that were found to make no progress although they had work."""
 
     def __repr__(self) -> str:
         return f"<Silences, {self.stalls} stalls>"
 
     def unanswered(self, request_id: str, since_s: float, now: float, gap_s: float = 0.0) -> list[Command]:
-        """The request waits for a word of its D since ``since_s``: whether somebody else should write.
+        """The request has got no piece from its decode worker since ``since_s``: the order to leave it, when it is
+        lost.
 
-        ``gap_s`` usually lay between two words of it before, if they were of this D; else 0.
-        """
+        ``gap_s``: usual time between two pieces from this worker; 0 before there were two."""
         flight = self._flights.get(request_id)
         if flight is None:
             return []
@@ -62,30 +62,30 @@ class Silences:
             return []
         if not flight.writes and self._waits_for_pages(flight, now):
             return []
-        # A worker may well wake up: as long as nobody else could write, it is waited for, and gets work.
-        if not self._has_heir(flight, forgotten, now) and not self._is_hopeless(flight, since_s, now):
+        # A worker may wake up: as long as no other one could go on, this one is waited for, and gets requests.
+        if not self._can_move(flight, forgotten, now) and not self._is_hopeless(flight, since_s, now):
             return []
         if not forgotten:
             self._stall(worker, now)
         return [AbandonDecode(request_id=request_id, reason=LossReason.FORGOTTEN if forgotten else LossReason.SILENT)]
 
     def _note_step(self, worker: str, gap_s: float, since_s: float, now: float) -> None:
-        """A stream that hangs would tell its old pace for ever: that is as old as its last word."""
+        """Note the stream's pace, which is as old as its last piece: a stream that hangs would show it for ever."""
         member = self._fleet.workers.get(worker)
         if member is not None and now - since_s <= FORGET_S:
             self._steps.saw(worker, member.info.incarnation, gap_s, since_s)
 
     def _is_given_up(self, worker: str, since_s: float, now: float, own_s: float) -> bool:
-        """Its worker shows no sign of health, and the stream itself is silent, too: one that flows is left alone,
-        whatever became of the heartbeats."""
+        """Whether the worker shows no sign of health and the stream is silent as well. A stream that flows is left
+        alone, whatever became of the heartbeats."""
         if now - since_s <= self._patience.stream_s or not self._fleet.workers.is_given_up(worker, now):
             return False
         return now - since_s > self._patience.silence_s(self._pace_s(worker, now, own_s))
 
-    def _has_heir(self, flight: Flight, forgotten: bool, now: float) -> bool:
-        """Whether somebody else could write. Of others that are not heard either no more can be said: all of them may
-        be well, and this router or its network is not."""
-        # After so long a wait whoever failed it earlier may be well again.
+    def _can_move(self, flight: Flight, forgotten: bool, now: float) -> bool:
+        """Whether another decode worker that is heard could go on with the answer. When none is heard, all may be well
+        and the fault may be this router's or its network's."""
+        # After so long a wait a worker that failed this answer earlier may be well again.
         failed = {flight.decode.worker} if forgotten else self._failed_by(flight)
         unfit = failed | self.unheard(now)
         return not self._decode_workers(now) <= unfit and self._chooser.decode(flight.ask, unfit, now) is not None
@@ -104,8 +104,8 @@ class Silences:
         return self._patience.forget_s(self._due_s(flight, now), self._moves(flight))
 
     def _due_s(self, flight: Flight, now: float) -> float:
-        """When the first word was to come, as predicted: the last one of an answer in one piece. 0 once there was
-        one."""
+        """Predicted time to the first token, or to the last one of an answer that is not streamed; 0 once a token
+        came."""
         predicted = flight.timeline.predicted
         if flight.writes or flight.resumes or predicted is None:
             return 0.0
@@ -113,22 +113,24 @@ class Silences:
         return predicted.ttft_s + tokens * max(predicted.tpot_s, self.step_s(flight.decode.worker, now))
 
     def _moves(self, flight: Flight) -> int:
-        """How many workers had this answer since its last word, and did not write it."""
+        """How many workers had this answer since its last token, before the present one."""
         return 0 if flight.writes else len(flight.tried_decode) - 1
 
     def _decode_workers(self, now: float) -> set[str]:
-        """Usable ones of any model. Where nobody is left to go to, to choose for each answer takes too long."""
+        """Usable decode workers of any model. To look at them first is fast: when none is left, a choice for each
+        answer would take too long."""
         return {worker.name for worker in self._fleet.workers.usable(now) if worker.role.decodes}
 
     def unheard(self, now: float) -> set[str]:
-        """Workers that missed a heartbeat or two: alive, as far as anybody knows."""
+        """Workers that missed a heartbeat or two and do not count as dead yet."""
         if self._unheard_at_s != now:
             silent = (member for member in self._fleet.workers if now - member.heard_s > self._patience.worker_s)
             self._unheard_at_s, self._unheard_then = now, {member.info.name for member in silent}
         return self._unheard_then
 
     def _waits_for_pages(self, flight: Flight, now: float) -> bool:
-        """D says that it lives, and has nothing to step with: pages of its prompt are still on their way."""
+        """Whether the decode worker is alive and has nothing to compute, since pages of its prompt are still on their
+        way."""
         member = self._fleet.workers.get(flight.decode.worker)
         if member is None or member.left or now - member.heard_s > self._patience.worker_s:
             return False
@@ -136,12 +138,12 @@ class Silences:
         return open_legs and now - flight.heard_s <= self._patience.pages_s
 
     def _failed_by(self, flight: Flight) -> set[str]:
-        """Who has failed this answer since it was last written on, the present D included."""
+        """Workers that have failed this answer since its last token, the present decode worker included."""
         return {flight.decode.worker} if flight.writes else self._fleet.workers.still(flight.tried_decode)
 
     def silent_prefills(self, now: float) -> Iterator[Command]:
-        """P legs whose worker makes no progress, or with all but these: another computes their prompts. Who tells of
-        none has its lease."""
+        """Orders to leave the prefill legs whose worker makes no progress, or only with other prompts. A worker whose
+        heartbeats carry no progress is judged by its lease alone."""
         for flight in self._flights.values():
             for leg in flight.legs:
                 held, silent_s = leg.reservation, now - leg.heard_s
@@ -158,14 +160,15 @@ class Silences:
                 yield AbandonPrefill(request_id=flight.request_id, index=leg.index)
 
     def _is_lost_among_others(self, leg: PromptLeg, held: PrefillReservation) -> bool:
-        """Whether the progress of its worker is with other prompts. Between its begin and its last chunk nothing is
-        told of a prompt, however long it takes: the only one there may be what the worker is busy with."""
+        """Whether the worker makes progress with other prompts only. A worker reports nothing of a prompt between its
+        start and its last chunk, so a prompt that is alone there may be the one that it computes."""
         if self._loads.prompts(held.worker) < 2:
             return False
         return leg.begun_s is None or self._loads.is_passed_over(held)
 
     def _is_stalled(self, worker: str, since_s: float, now: float, moves: int = 0, own_s: float = 0.0) -> bool:
-        """``own_s``: the pace of the stream itself, if it has one."""
+        """Whether stream and worker have both been silent for too long. ``own_s``: the stream's own pace; 0: it has
+        none."""
         if now - since_s <= self._patience.stream_s:  # nearly always
             return False
         silent_s = self._fleet.workers.silent_s(worker, now)
@@ -174,26 +177,26 @@ class Silences:
         return self._patience.is_over(now - since_s, silent_s, self._pace_s(worker, now, own_s), moves)
 
     def silence_s(self, worker: str, now: float, gap_s: float = 0.0) -> float:
-        """For how long a request hears nothing of ``worker``, which shows no life, until another one writes.
+        """Longest silence of a stream of ``worker``, which shows no progress, before the answer goes on elsewhere.
 
-        ``gap_s`` usually lay between two words of it; 0: there were no two.
+        ``gap_s``: usual time between two pieces of the stream; 0 before there were two.
         """
         return self._patience.silence_s(self._pace_s(worker, now, gap_s))
 
     def _pace_s(self, worker: str, now: float, own_s: float) -> float:
-        """That of a stream that was written at ``own_s``, unless it is 0. What others tell is less certain, and since
-        its last word many may have joined its batch."""
+        """Step time of a stream whose own pace is ``own_s``; 0: it has none, and that of the worker's other streams
+        counts, which is less certain. Sequences may have joined the batch since the last piece."""
         return max(own_s, self._predicted_s(worker)) if own_s else self.step_s(worker, now)
 
     def step_s(self, worker: str, now: float) -> float:
-        """How long a step of ``worker`` takes now: as predicted, or as streams tell if that is longer; 0: unknown."""
+        """Present step time of ``worker``: predicted, or measured by its streams if that is longer; 0: unknown."""
         member = self._fleet.workers.get(worker)
         if member is None:
             return 0.0
         return max(self._predicted_s(worker), self._steps.seconds(worker, member.info.incarnation, now))
 
     def _predicted_s(self, worker: str) -> float:
-        """A step of all that it has."""
+        """Predicted time of one step with all sequences of the worker."""
         return self._experience.step(worker).seconds(1.0, self._loads.sequences[worker], self._loads.kv_tokens[worker])
 
     def _stall(self, worker: str, now: float) -> None:
@@ -204,5 +207,5 @@ class Silences:
 
 
 def _silent_s(flight: Flight, since_s: float, now: float) -> float:
-    """For how long D could have written; ``since_s``: since it was asked, or wrote last."""
+    """Time in which D could have written a token. ``since_s``: when it was asked, or wrote its last one."""
     return now - (since_s if flight.writes else max(since_s, flight.heard_s))

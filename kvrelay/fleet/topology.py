@@ -1,5 +1,5 @@
-"""Workers of one model as columns: who is there, where, and who can hand over to whom. It is kept as long as nobody
-comes or goes, since comparing all pairs takes longer than to choose one."""
+"""The workers of one model as columns: their roles, their stores, and which pairs can hand over. It is kept until a
+member comes or goes, since comparing all pairs takes longer than choosing one."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ class WorkerColumns:
         return [at for at, most in enumerate(self.context_tokens) if tokens <= most <= at_most]
 
     def least_taking(self, tokens: int) -> int:
-        """Context of the shortest of those that take so many ``tokens``; 0: nobody does."""
+        """Shortest context among the workers that take so many ``tokens``; 0: none does."""
         return min((most for most in self.context_tokens if tokens <= most), default=0)
 
     def most_below(self, tokens: int) -> int:
-        """Context of the longest of those that do not take so many ``tokens``; 0: everybody does."""
+        """Longest context among the workers that do not take so many ``tokens``; 0: all do."""
         return max((most for most in self.context_tokens if most < tokens), default=0)
 
     @cached_property
@@ -125,7 +125,7 @@ class Seen(NamedTuple):
     """Ways between stores that nothing may be sent over."""
 
     def shows(self, ready: tuple[WorkerInfo, ...], stores: tuple[StoreInfo, ...], shut: frozenset[Way]) -> bool:
-        """Whether it is the same again, if all are well: nobody came or went."""
+        """Whether no member came or went since and no breaker can be open, so that the topology is still the same."""
         return self.all_well and self.ready is ready and self.stores is stores and self.shut is shut
 
     def is_like(self, other: Seen) -> bool:
@@ -166,7 +166,7 @@ class Topologies:
         understood = [
             any(isinstance(way, Handoff) and not way.converts for way in each) for each in zip(*ways, strict=True)
         ]
-        # Who converts is asked only for a decode worker that understands nobody without.
+        # A pair that converts is allowed only for a decode worker that no prefill worker can hand over to without.
         pairs = tuple(
             tuple(
                 isinstance(way, Handoff) and not (way.converts and without)

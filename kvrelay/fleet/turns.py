@@ -12,7 +12,7 @@ from kvrelay.policy.recover import Pace
 CHEAP_S = 0.05
 """What is loaded rather than computed need not wait for its turn: it is no more than a step or two of its worker."""
 FORGET_S = 600.0
-"""A model that lost nothing for so long may have left."""
+"""Time without a loss after which the line of a model is dropped: the model may have left."""
 
 
 @dataclass
@@ -37,27 +37,27 @@ class Turns:
         return sum(len(line.waiting) for line in self._lines.values())
 
     def __iter__(self) -> Iterator[LostAnswer]:
-        """All that wait."""
+        """All answers that wait, of all models."""
         return iter([lost for line in self._lines.values() for lost in line.waiting.values()])
 
     def get(self, request_id: str) -> LostAnswer | None:
         return next((lost for line in self._lines.values() if (lost := line.waiting.get(request_id))), None)
 
     def wait(self, lost: LostAnswer) -> None:
-        """It waits from now on, or what is known of it has changed."""
+        """The answer waits from now on, or what is known of it has changed."""
         self._line(lost.model).waiting[lost.flight.request_id] = lost
 
     def leave(self, request_id: str) -> None:
-        """It waits no more, if it did."""
+        """The answer waits no more, if it did."""
         for line in self._lines.values():
             line.waiting.pop(request_id, None)
 
     def models(self) -> list[str]:
-        """Those with answers that wait."""
+        """Models with answers that wait."""
         return [model for model, line in self._lines.items() if line.waiting]
 
     def ordered(self, model: str) -> list[LostAnswer]:
-        """Whose turn it is first."""
+        """Waiting answers of ``model``, the one whose turn it is first."""
         return sorted(self._line(model).waiting.values(), key=lambda lost: lost.urgency)
 
     def may_pass(self, model: str, seconds: float, now: float, workers: int) -> bool:
@@ -65,11 +65,11 @@ class Turns:
         return seconds <= CHEAP_S or (not self._line(model).waiting and self.allows(model, now, workers))
 
     def allows(self, model: str, now: float, workers: int) -> bool:
-        """Whether somebody may go on whose turn it is; ``workers`` of the model share what there is to compute."""
+        """Whether the next waiting answer may go on. ``workers``: workers of the model that share the prefills."""
         return self._line(model).pace.allows(now, workers)
 
     def spend(self, model: str, seconds: float, now: float, workers: int) -> None:
-        """So many ``seconds`` of prefill begin."""
+        """A prefill of so many ``seconds`` begins."""
         line = self._line(model)
         line.pace = line.pace.spend(seconds, now, workers)
 

@@ -27,7 +27,7 @@ class Roster(Generic[Info]):
     """All members of one kind, by name."""
 
     def __init__(self, dead_after_s: float, *, linked: bool = False) -> None:
-        """``linked``: who has no link gets no work until it dials again; else the lease alone decides."""
+        """``linked``: a member without a link gets no work until it dials again; otherwise the lease alone decides."""
         self._dead_after_s = dead_after_s
         self._linked = linked
         self._members: dict[str, Member[Info]] = {}
@@ -119,7 +119,7 @@ class Roster(Generic[Info]):
         return 0.0 if member is None or member.healthy else now - member.well_s
 
     def still(self, incarnations: Mapping[str, str]) -> set[str]:
-        """Those of them, by name, that were not restarted since, as far as anybody knows."""
+        """Names in ``incarnations`` whose members were not restarted since, as far as is known."""
         members = ((name, self._members.get(name)) for name in incarnations)
         return {name for name, it in members if it is not None and it.info.incarnation == incarnations[name]}
 
@@ -152,7 +152,7 @@ class Roster(Generic[Info]):
         return self._ready
 
     def look_again(self) -> None:
-        """A member has changed: who is usable is to be asked anew."""
+        """A member has changed: the usable ones have to be listed again."""
         self._ready_until_s = -math.inf
 
     def _survey(self, now: float) -> None:

@@ -8,9 +8,8 @@ from kvrelay.types import Value
 MAX_IN_FLIGHT = 4096
 """Requests that one router holds at a time; bounds its sockets and its memory."""
 GREED = 8
-"""Places that a tenant may have for each one that is free. Whoever has none finds one, however many others take all
-they may;
-while no other one has requests, it gets eight of nine."""
+"""Places that a tenant may have for each one that is free. A tenant without requests finds a place, however many others
+take all that they may; a tenant that is alone gets eight of nine."""
 RETRY_AFTER_S = 1.0
 
 
@@ -105,9 +104,8 @@ def admit(
 def judge(slo: Slo, outlook: Outlook, limits: Limits) -> Accepted | Held | Turned:
     """What becomes of a request with workers to serve it.
 
-    Waiting never makes a first token come sooner, so who would miss it is refused now, while another cluster may
-    still make it.
-    """
+    Waiting never makes a first token come sooner, so a request that would miss it is refused now, while another cluster
+    may still make it."""
     ahead_s = 0.0 if outlook.overtakes and outlook.room else outlook.ahead_s
     first_s = outlook.waited_s + ahead_s + outlook.ttft_s
     if outlook.sure and not outlook.alone:

@@ -41,7 +41,7 @@ class Item(StrEnum):
     HARM = "harm"
     """Delay of D's running requests, and of prompts that stand back for this one, times how many they are."""
     EFFORT = "effort"
-    """Price of a prefill worker's time: whoever comes next could use it."""
+    """Price of a prefill worker's time: the next request could use it."""
     PRESSURE = "pressure"
     """Price of D's last free KV blocks."""
 
@@ -243,8 +243,8 @@ def transfers_s(
 
 
 def prefill_price(prefills: PrefillColumns, at: int) -> float:
-    """Of a second of prefill on a worker that nobody's answer waits for: the prompt's own, its worker's, and those of
-    the prompts that it passes."""
+    """Price of a second of prefill on a worker that runs no answers: the prompt's own second, the worker's time, and a
+    second of each prompt that it passes."""
     return 1.0 + EFFORT_SHARE + prefills.passed[at]
 
 
@@ -258,5 +258,6 @@ def between_chunks_s(prompt: Prompt, decodes: DecodeColumns, at: int, own: Prefi
 
 
 def harmed(decodes: DecodeColumns, at: int) -> float:
-    """Price of a second that the worker computes a prompt itself, beside that second: who stands still meanwhile."""
+    """Price of a second of prefill on a decode worker, beside the prompt's own second: the running answers and the
+    prompts that stand still meanwhile."""
     return LATE_SHARE * decodes.running[at] + decodes.as_prefills.passed[at]

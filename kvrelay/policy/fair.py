@@ -1,4 +1,5 @@
-"""Whose turn it is: deficit round robin on predicted seconds. Who asks for much waits as long as who asks often."""
+"""Deficit round robin between tenants, on predicted seconds: a tenant with few long requests and one with many short
+ones wait equally long."""
 
 from __future__ import annotations
 
@@ -12,34 +13,35 @@ QUANTUM_S = 0.05
 
 
 class Share(Value, frozen=True, kw_only=True):
-    """One tenant that has something waiting."""
+    """One tenant with queued requests, as the round robin sees it."""
 
     credit_s: float
-    """Left over from its last turn."""
+    """Credit left over from its last turn, in predicted seconds."""
     head_s: float
-    """Predicted seconds of what it wants next."""
+    """Predicted seconds of its next request."""
     weight: float
 
 
 class Line(Value, frozen=True, kw_only=True):
-    """All that one tenant has waiting."""
+    """All queued requests of one tenant."""
 
     waiting_s: float
     weight: float
 
 
 class NextTurn(Value, frozen=True, kw_only=True):
-    """Position of the tenant to serve, and everybody's credit afterwards."""
+    """Position of the tenant to serve, and the credits of all tenants afterwards."""
 
     position: int
     credits_s: tuple[float, ...]
 
 
 def next_turn(shares: Sequence[Share]) -> NextTurn:
-    """Who is served next; ``shares`` in the order of the round, the one after the last served first.
+    """The tenant that is served next. ``shares``: in the order of the round, the tenant after the last served one
+    first.
 
-    The same as to add a quantum in turn until one can pay, without the loop. Raises ValueError for no shares.
-    """
+    The result is that of adding a quantum to each in turn until one can pay, without the loop. Raises ValueError for no
+    shares."""
     rounds = [_rounds(share) for share in shares]
     position = min(range(len(shares)), key=lambda index: (rounds[index], index))
     credits_s = [share.credit_s + rounds[position] * QUANTUM_S * share.weight for share in shares]

@@ -1,4 +1,4 @@
-"""How long to wait for whom. Numbers and their reasons only; whoever waits reads a clock, this never does."""
+"""How long to wait for what: numbers and their reasons only. It must never read a clock itself."""
 
 from __future__ import annotations
 

@@ -219,7 +219,8 @@ class Prices:
 def _keep(found: list[_Priced], place: _Priced, others: Sequence[_Priced]) -> float:
     """One more of the cheapest, of which few are kept.
 
-    Who costs as much as the answer is not the cheapest of them, and not among the few cheapest of them and ``others``.
+    Returns the cost from which on a place is neither the cheapest of them nor among the few cheapest of them and
+    ``others``.
     """
     insort(found, place)
     del found[RUNNERS_UP + 1 :]
@@ -232,7 +233,7 @@ def _keep(found: list[_Priced], place: _Priced, others: Sequence[_Priced]) -> fl
 def _first_in_turn(
     equals: Iterable[int], workers: PrefillColumns, limit_s: float, cost_s: Callable[[int], float]
 ) -> int:
-    """Who was chosen longest ago of those that cost up to ``limit_s``, of ``equals`` that may.
+    """The worker among ``equals`` that was chosen longest ago, of those that cost ``limit_s`` at most.
 
     Ordered first, and priced in that order: of many equals one is priced.
     """

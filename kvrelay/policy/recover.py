@@ -12,7 +12,7 @@ from kvrelay.policy.patience import SILENT_LEASES
 from kvrelay.types import Value
 
 MAX_IN_A_ROW = 8
-"""Losses that one answer outlives before it gets on."""
+"""Losses in a row that one answer outlives without progress."""
 PROGRESS_TOKENS = 16
 """An answer made progress when so many tokens were written since its last loss. A request that crashes its workers at
 some token does so wherever it goes on from there: a word or two, after which it is not under suspicion
@@ -44,19 +44,19 @@ class Strategy(StrEnum):
     REPLICA = "replica"
     """Another store has it."""
     ENGINE = "engine"
-    """The engine that goes on, or computes for it, has it in its own cache."""
+    """The engine that goes on, or its prefill engine, has it in its own cache."""
     UNDERWAY = "underway"
     """Another request has it computed or brought."""
 
 
 class Losses(Value, frozen=True, kw_only=True):
-    """How often one answer lost its worker. To be moved by those who drain a worker is no loss."""
+    """How often one answer lost its worker. A move off a draining worker is no loss."""
 
     in_a_row: int = 0
-    """Since it last got on."""
+    """Losses since the answer last made progress."""
     in_all: int = 0
     tokens: int = 0
-    """Written when it was lost last."""
+    """Tokens of all choices that were written when it was lost last."""
 
     def another(self, tokens: int) -> Losses:
         """One more, after ``tokens`` were written of all choices."""
@@ -65,7 +65,7 @@ class Losses(Value, frozen=True, kw_only=True):
 
     @property
     def are_too_many(self) -> bool:
-        """The answer ends here."""
+        """Whether the answer ends with an error instead of going on."""
         return self.in_a_row > MAX_IN_A_ROW or self.in_all > MAX_IN_ALL
 
 
@@ -122,47 +122,48 @@ def may_replay(tokens: int, step_s: float) -> bool:
 
 
 class Patience(Value, frozen=True, kw_only=True):
-    """When a worker that says nothing counts as lost. It has to be silent in two ways: silence of one stream alone may
-    be a queue, and silence of heartbeats alone does no harm to a stream that flows."""
+    """Limits of silence after which a worker counts as lost. Two silences make a loss: a silent stream alone may be in
+    a queue, and missing heartbeats alone do no harm to a stream that flows."""
 
     stream_s: float
-    """A request heard nothing for so long."""
+    """Longest silence of a stream, unless ``steps`` steps take longer."""
     worker_s: float
-    """Its worker showed no life for so long: no heartbeat, or heartbeats that tell of no progress."""
+    """Longest time without a heartbeat of the worker that shows progress."""
     pages_s: float = 120.0
-    """A worker that waits for pages may be silent for so long after whoever computes or sends them was heard of."""
+    """Longest silence of a worker that waits for pages, since the last sign of their prefill worker or store."""
     steps: float = 8.0
-    """A request waits for at least so many predicted steps."""
+    """Steps of the worker that a stream may be silent for, where they take longer than ``stream_s``."""
     leave_s: float = 6.0
-    """An answer that nobody can write at the moment waits for a worker that was heard so lately, and so long."""
+    """Longest wait of an answer that no worker can take now, for one that was heard within this time."""
     alone_s: float = 30.0
-    """An answer that was begun waits no longer for its next word, however busy its worker is with others; up to four
-    times as long where it was moved and may have to queue."""
+    """Longest silence of an answer that was begun, however busy its worker is with other requests; up to four times
+    that where the answer was moved and may have to queue."""
 
     def is_over(self, silent_s: float, worker_silent_s: float, step_s: float, moves: int = 0) -> bool:
-        """Whether somebody else should write the answer on, which was moved ``moves`` times since its last word.
+        """Whether another worker should go on with an answer that was moved ``moves`` times since its last token.
 
-        Each of them has cost it its place in a queue. Without more patience every short pause of a worker would send
-        all that wait there to the end of another queue, which grows by that: then many never get a word.
+        Each move has cost the answer its place in a queue, so its next worker may be silent for longer. Otherwise every
+        short pause of a worker would send all that queue there to the end of another queue, and make that one longer:
+        many answers would never get a token.
         """
         return silent_s > self.silence_s(step_s) and worker_silent_s > self.worker_s * _doubts(moves)
 
     def forget_s(self, due_s: float = 0.0, moves: int = 0) -> float:
-        """Longest silence about a request of a worker that makes progress with others; ``moves`` as above. A word of it
-        was predicted within ``due_s``; 0 once there were some."""
+        """Longest silence of a worker about one request while it makes progress with others. ``due_s``: predicted time
+        to the request's first token, 0 once it came; ``moves``: moves since its last token."""
         return self.alone_s * _doubts(moves) + DUE_MARGIN * due_s
 
     def is_hopeless(self, silent_s: float, worker_silent_s: float, forget_s: float) -> bool:
-        """Whether nobody should wait on where nobody else could write: the client is told instead.
+        """Whether the answer should end with an error rather than wait on, when no other worker could go on with it.
 
-        The engine stands still for so long that it will not wake up, or others were served while it was passed over for
-        many times ``forget_s``.
+        Either the engine has stood still for so long that it will not wake up, or it has served other requests for
+        several times ``forget_s``.
         """
         return min(silent_s, worker_silent_s) > self.alone_s or silent_s > MAX_DOUBTS * forget_s
 
     def silence_s(self, step_s: float) -> float:
-        """Longest silence of a stream whose worker takes ``step_s`` for a step and shows no life. One that was slow is
-        not waited for much longer than its client does."""
+        """Longest silence of a stream whose worker takes ``step_s`` for a step and shows no progress. It is bounded by
+        ``alone_s``, however slow the worker was: a client does not wait much longer."""
         return max(self.stream_s, min(self.alone_s, self.steps * step_s))
 
 
@@ -171,7 +172,7 @@ def _doubts(moves: int) -> float:
 
 
 def patience(dead_after_s: float, transfer_wait_s: float = 120.0) -> Patience:
-    """So that a loss is noticed within ``dead_after_s``, a look at the clock every 0.2 s included."""
+    """Limits with which a loss is noticed within ``dead_after_s``, with a look at the clock every 0.2 s."""
     return Patience(
         stream_s=0.75 * dead_after_s,
         worker_s=0.5 * dead_after_s,
