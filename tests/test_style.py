@@ -20,7 +20,7 @@ MAX_MEDIAN_FUNCTION_LINES = 10
 MAX_FILE_LINES = 400
 
 MIN_CLASS_WORDS = 4
-FRAGMENTS = frozenset({"Of", "By"})
+FRAGMENTS = frozenset({"Of", "By", "Those", "Whoever"})
 """First words of class docstrings that say whose the class is, and not what it is."""
 HALVES = frozenset({"and", "or"})
 """First words of attribute docstrings that only go on with the sentence before: a tool tip shows one of them alone."""

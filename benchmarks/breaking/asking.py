@@ -67,7 +67,7 @@ class Stream:
 
 
 class Knows(Protocol):
-    """Whoever knows the right answers."""
+    """Gives the right answer to each prompt."""
 
     def answer(self, prompt: list[int], count: int) -> list[int]:
         """``count`` tokens."""

@@ -14,7 +14,7 @@ _READ_BYTES = 1 << 16
 
 
 class Wire:
-    """Whoever dials ``address`` reaches ``target``. To be made and closed inside the running event loop."""
+    """A proxy: connections to ``address`` go on to ``target``. To be made and closed inside the running event loop."""
 
     def __init__(self, target: str) -> None:
         self.target = target

@@ -75,7 +75,7 @@ def mock_worker(
 
 
 def _faults(given: list[str] | None) -> dict[str, Faults]:
-    """By worker. Raises ``Misconfigured``."""
+    """Faults by worker. Raises ``Misconfigured``."""
     faults: dict[str, Faults] = {}
     for text in given or ():
         name, colon, said = text.partition(":")

@@ -27,7 +27,7 @@ class Member(msgspec.Struct, frozen=True):
 
 
 class BrokenWay(msgspec.Struct, frozen=True):
-    """From one store to another no page gets."""
+    """A way from one store to another over which no page gets."""
 
     source: str
     target: str

@@ -101,7 +101,7 @@ def _cuts(events: Mapping[str, float], *, split: bool) -> list[tuple[str, float 
 
 
 def _cuts_of_unstarted(events: Mapping[str, float]) -> list[tuple[str, float | None]]:
-    """Of a request that was turned away, or whose client left before its turn."""
+    """Cuts of a request that was refused, or whose client left before its turn."""
     return [("route", events.get("tokenised")), ("admission", events.get("finished"))]
 
 

@@ -28,7 +28,7 @@ class Architecture(Value, frozen=True, kw_only=True):
 
     @staticmethod
     def read(folder: Path) -> Architecture:
-        """Of the model in ``folder``; one that says nothing when its config.json cannot be read."""
+        """The architecture of the model in ``folder``; an empty one when its config.json cannot be read."""
         try:
             settings = msgspec.json.decode((folder / "config.json").read_bytes(), type=dict[str, Any])
             return msgspec.convert({**settings, "name": folder.name}, Architecture)

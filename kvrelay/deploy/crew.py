@@ -73,15 +73,15 @@ class Crew:
         return [member for member in self.members.values() if self._runs(member.name)]
 
     def serving(self) -> list[Member]:
-        """Those that run and are ready."""
+        """Members that run and are ready."""
         return [member for member in self.running() if self._followers[member.name].progress.ready]
 
     def routers(self) -> list[Member]:
-        """Those that run."""
+        """Routers that run."""
         return [member for member in self.running() if member.kind is Kind.ROUTER]
 
     def serving_routers(self) -> list[Member]:
-        """Those that run and are ready."""
+        """Routers that run and are ready."""
         for router in self.routers():
             self._followers[router.name].read()
         return [member for member in self.serving() if member.kind is Kind.ROUTER]
@@ -202,7 +202,7 @@ class Crew:
         return len(routers) > 1 and name in routers
 
     def _dead(self) -> list[str]:
-        """Those that nobody killed on purpose."""
+        """Members that died and were not killed on purpose."""
         return [name for name in self.members if self._is_dead(name)]
 
     def _is_dead(self, name: str) -> bool:

@@ -127,7 +127,7 @@ def require_free(host: str, port: int, setting: str, *, shared: bool = False) ->
 
 
 def holder(port: int) -> str:
-    """Who listens on ``port``: ``pid 42 (python -m http.server)``, or that it cannot be seen."""
+    """The process that listens on ``port``: ``pid 42 (python -m http.server)``, or that it cannot be seen."""
     for pid in _listeners(port):
         return _describe(pid)
     return "a process that this user may not see"

@@ -110,7 +110,7 @@ class Door:
         )
 
     def _prospect(self, ask: Ask, pick: Pick, *, alone: bool, now: float) -> Outlook:
-        """Of a request that nothing holds up."""
+        """The outlook of a request that starts now."""
         chosen, items = pick.decision.chosen, dict(pick.decision.chosen.items)
         return Outlook(
             waited_s=now - ask.received_s,

@@ -86,11 +86,12 @@ class Holds:
         self._seconds[hold.computed_on] = self.seconds_at(hold.computed_on) + hold.seconds
 
     def seconds_at(self, worker: str) -> float:
-        """How long ``worker`` will take for those that are held back for it: they will come about at once."""
+        """Seconds that ``worker`` will take for the prompts that are held back for it: they will come at about the same
+        time."""
         return self._seconds.get(worker, 0.0)
 
     def take(self, request_id: str, index: int) -> Hold | None:
-        """It is held no more."""
+        """Release one prompt; None when it is not held."""
         hold = self._holds.pop((request_id, index), None)
         if hold is not None:
             _remove(self._by_work, hold.work, hold.key)
@@ -102,18 +103,18 @@ class Holds:
         return hold
 
     def take_work(self, work: str) -> list[Hold]:
-        """Those that wait for ``work``, which is over: they are held no more."""
+        """Release the prompts that wait for ``work``, which is over."""
         return self._take_all(self._by_work.get(work, ()))
 
     def take_pages(self, holder: str, names: Sequence[PageName]) -> list[Hold]:
-        """Those whose prefix is in reach now that ``holder`` has the pages of ``names``."""
+        """Release the prompts whose prefix is in reach now that ``holder`` has the pages of ``names``."""
         if not self._by_page:
             return []
         keys = [key for name in self._by_page.keys() & set(names) for key in self._by_page[name]]
         return self._take_all(key for key in keys if holder in self._holds[key].reach)
 
     def take_overdue(self, now: float) -> list[Hold]:
-        """Those that have waited long enough."""
+        """Release the prompts that have waited long enough."""
         return self._take_all(key for key, hold in self._holds.items() if hold.until_s <= now)
 
     def _take_all(self, keys: Iterable[Key]) -> list[Hold]:

@@ -230,9 +230,9 @@ class Ledger:
             del self._timelines[self._unstarted.popleft()]
 
     def own(self, request_id: str, transfer: str, prompt_tokens: int, attempt: int = 0) -> None:
-        """From now on ``transfer``, of a prompt of ``prompt_tokens``, belongs to ``request_id``.
+        """Note that ``transfer``, of a prompt of ``prompt_tokens``, belongs to ``request_id``.
 
-        ``attempt``: how many P's were asked for the prompt before.
+        ``attempt``: prefill workers that were asked for the prompt before.
         """
         if request_id in self._timelines:
             self._owners[transfer] = request_id

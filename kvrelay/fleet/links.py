@@ -81,7 +81,7 @@ class Links:
         return self.move(source, target).seconds(size_bytes, in_flight)
 
     def learn(self, source: str, target: str, move: Move) -> None:
-        """From now on the way from ``source`` to ``target`` is believed to be ``move``."""
+        """Predict the way from ``source`` to ``target`` by ``move`` from now on."""
         self._moves[source, target] = move
         if source != target:
             latency_s, s_per_byte = self.quickest
@@ -91,7 +91,7 @@ class Links:
         self._least_s.pop(row, None)
 
     def promise(self, source: str, target: str, size_bytes: int) -> None:
-        """So many more bytes are to travel; negative when they have, or will not any more."""
+        """Add ``size_bytes`` to the bytes in flight; negative when they have arrived, or will not travel any more."""
         row, column = self._row(source), self._row(target)
         self._tables.in_flight_bytes[row][column] += size_bytes
 

@@ -71,5 +71,6 @@ class Pick(Value, frozen=True, kw_only=True):
 
 
 def share_of_step_s(engine: Engine, prefill_s: float, tokens: int, chunk: int) -> float:
-    """Of each step in which a ``chunk`` of ``tokens`` is computed; 0 where prompts are computed in strict order."""
+    """Predicted time of each step that computes a ``chunk`` of ``tokens``; 0 where prompts are computed in strict
+    order."""
     return prefill_s / math.ceil(tokens / chunk) if engine.lets_pass else 0.0

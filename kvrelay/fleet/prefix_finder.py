@@ -51,7 +51,7 @@ class PrefixCandidates(NamedTuple):
 
 
 class PrefixFinder:
-    """Finds what workers could have of a prompt."""
+    """Finds the prefixes of a prompt that workers have or could get."""
 
     def __init__(
         self, fleet: Fleet, links: Links, underway: Underway, holds: Holds, pulls: Pulls, longest_s: float
@@ -165,13 +165,13 @@ class PrefixOffers:
 
     @cached_property
     def _reached(self) -> set[int]:
-        """Positions of those that will have what comes."""
+        """Positions of the workers that will have a prefix that is under way."""
         works = [work for each in self._candidates.works.values() for work, _ in each]
         return {at for work in works for at in self._columns.having(work.worker, work.stores)}
 
     def _waited_for(self, at: int, root: PageName, own: int, stored: int) -> Iterator[Offer]:
-        """Those that nobody waits too long for, after those that are held back already: these come when their prefix is
-        there, and not while this prompt waits for its own. ``own``: pages at hand."""
+        """Prefixes that come soon enough. The prompts that are held back for this worker are added to the time: they
+        will be computed when their prefix is there, not while this prompt waits for its own. ``own``: pages at hand."""
         others_s = self._holds.seconds_at(self._columns.names[at]) if self._holds else 0.0
         works = self._works(at, self._candidates.works.get(root, ()))
         for source, length, seconds in chain(works, self._pulls(at, self._candidates.peers.get(root, ()), own, stored)):
@@ -186,7 +186,7 @@ class PrefixOffers:
                 yield Source(Kind.UNDERWAY, work.key), pages * columns.page_tokens[at], ready_s
 
     def _then_s(self, at: int, pages: int, *, here: bool) -> float:
-        """From when they are there until they are in the worker's own cache."""
+        """Time from when the pages are in reach until they are in the worker's own cache."""
         columns = self._columns
         if not here:
             return HOLD_S + self._links.restore_s(columns.stores[at], pages * columns.page_bytes[at])
@@ -194,7 +194,7 @@ class PrefixOffers:
         return HOLD_S if columns.lets_pass[at] else 0.0
 
     def _pulls(self, at: int, peers: Sequence[Peer], own: int, stored: int) -> Iterator[Offer]:
-        """From the peers that have more than ``own``; ``stored`` of it need not travel."""
+        """Prefixes that a peer store could push: longer than ``own`` pages, of which ``stored`` need not travel."""
         columns, (latency_s, s_per_byte, in_flight_bytes) = self._columns, self._links.tables
         page_tokens, page_bytes, to = columns.page_tokens[at], columns.page_bytes[at], columns.stores[at]
         whole = self._tokens // page_tokens

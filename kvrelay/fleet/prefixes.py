@@ -77,7 +77,7 @@ class Prefixes:
     # ------------------------------------------------------------ beginning
 
     def begin(self, prompt: Outgoing, now: float) -> PrefixHold | None:
-        """A prompt is to be computed as its option says; how it waits, when it does."""
+        """A prompt is to be computed as its option says: how it is held back; None when it is not."""
         held = self._hold_back(prompt, now)
         items = dict(prompt.option.items)
         begin_s = now + items.get(Item.QUEUE, items[Item.DECODE_WAIT]) + items[Item.SOURCE]
@@ -172,24 +172,24 @@ class Prefixes:
     # ------------------------------------------------------------ what happens to works
 
     def over(self, key: str) -> list[Hold]:
-        """A work is over; those that waited for it."""
+        """A work is over: release the prompts that waited for it."""
         self.underway.end(key)
         return self.holds.take_work(key)
 
     def heard(self, event: TransferEvent, now: float) -> tuple[list[Hold], Ending]:
-        """A store told of a pull; those that wait for it no more."""
+        """A store reported a milestone of a pull: the prompts that wait for it no more, and how their wait ended."""
         ending = self.pulls.heard(event, now)
         return ([], Ending.CAME) if ending is None else (self.over(event.transfer), ending)
 
     def overdue(self, now: float) -> list[Hold]:
-        """Those that waited long enough, or for a pull that took too long."""
+        """Release the prompts that waited long enough, or for a pull that took too long."""
         late = self.holds.take_overdue(now)
         for transfer in self.pulls.expire(now):
             late += self.over(transfer)
         return late
 
     def cut_off(self, now: float) -> list[Hold]:
-        """Those that wait for a pull of which one end is gone."""
+        """Release the prompts that wait for a pull of which one end is gone."""
         usable = self._fleet.stores.is_usable
         cut = [pull.transfer for pull in self.pulls if not (usable(pull.source, now) and usable(pull.target, now))]
         for transfer in cut:

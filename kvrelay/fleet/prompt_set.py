@@ -100,11 +100,11 @@ def _leading(pages: Sequence[PageName], seen: set[PageName]) -> int:
 
 
 def _shared_tokens(shared: Mapping[PageName, int], tokens: int, namings: Mapping[PageName, Fingerprint]) -> int:
-    """Of a prompt of ``tokens``."""
+    """Tokens of a prompt of ``tokens`` that it shares with prompts before it, by the longest of its roots."""
     lengths = {root: namings[root].format.page_tokens for root in shared if root in namings}
     return max((_leading_tokens(shared[root], each, tokens) for root, each in lengths.items()), default=0)
 
 
 def _leading_tokens(pages: int, page_tokens: int, tokens: int) -> int:
-    """In so many leading pages of a prompt of ``tokens``: its last page may be part of one."""
+    """Tokens in so many leading pages of a prompt of ``tokens``: its last page may be part of one."""
     return min(tokens, pages * page_tokens)

@@ -39,7 +39,7 @@ class RateBook:
         return f"<RateBook {len(self._kinds)} workers, {len(self._own)} with rates of their own>"
 
     def of(self, workers: tuple[str, ...]) -> Laws:
-        """Of each, until anybody learns. Raises KeyError for one that never joined."""
+        """Rates of each of ``workers``, valid until a worker learns. Raises KeyError for a worker that never joined."""
         known = self._kept.get(workers)
         if known is None:
             if len(self._kept) >= MAX_KEPT:

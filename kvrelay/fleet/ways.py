@@ -93,7 +93,7 @@ class Ways:
         return [(way, found) for way, found in self._findings.items() if found.breaker.state is not State.CLOSED]
 
     def broken(self) -> list[BrokenWay]:
-        """Those that nothing is sent over, or a probe alone; not all where there are very many."""
+        """Broken ways, over which nothing or only a probe is sent; at most ``MAX_TOLD`` of them."""
         return [
             BrokenWay(
                 source=way[0],
@@ -115,7 +115,7 @@ class Ways:
         return found is None or found.breaker.allows(now)
 
     def shut(self, now: float) -> frozenset[Way]:
-        """Those over which nothing may be sent now."""
+        """Ways over which nothing may be sent now."""
         if not self._findings:
             return _NONE
         if self._shut is None or not self._shut.since_s <= now < self._shut.until_s:

@@ -97,7 +97,7 @@ class Offers(Protocol):
     """Prefixes that each worker could have, by its position; worked out when they are asked for."""
 
     def __getitem__(self, at: int, /) -> Sequence[Offer]:
-        """At least one."""
+        """Offers to the worker at this position, at least one."""
 
 
 class Coming(NamedTuple):

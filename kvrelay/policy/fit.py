@@ -80,8 +80,8 @@ class Fit(Value, frozen=True, kw_only=True):
         return quantile_of([abs(after - before) for before, after in pairwise(self.errors)], 0.5) / math.sqrt(2.0)
 
     def news(self, count: int) -> float:
-        """Of the last ``count`` errors the smallest, as a logarithm, where all are beyond what was the limit before
-        them and on one side; else 0."""
+        """The smallest of the last ``count`` errors, as a logarithm, where all of them lie on one side beyond the limit
+        that held before them; otherwise 0."""
         last, limit = self.errors[-count:], _limit(self.errors[:-count])
         if len(last) < count or not (min(last) > limit or max(last) < -limit):
             return 0.0
@@ -162,7 +162,8 @@ def _limit(errors: Sequence[float]) -> float:
 
 
 def quantile_of(values: Sequence[float], quantile: float) -> float:
-    """Of a few values; numpy's own takes longer for dozens than everything else that is learned from one request."""
+    """The ``quantile`` of a few values. For dozens of values numpy's own takes longer than all else that is learned
+    from one request."""
     ordered = sorted(values)
     place = quantile * (len(ordered) - 1)
     below = int(place)

@@ -52,7 +52,7 @@ class Laws(Sequence[Rates]):
 
     @property
     def columns(self) -> tuple[Floats, ...]:
-        """Not to be written to."""
+        """The rates as arrays, one for each amount; callers must not write to them."""
         if self._columns is None:
             self._columns = tuple(np.array(self._listed(), float).T.copy())
         return self._columns

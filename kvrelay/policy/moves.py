@@ -1,5 +1,5 @@
-"""How long bytes are on their way: over a link between two stores, or up from one into an engine. Bandwidth, latency,
-and what is in flight already; learned like everything that is predicted."""
+"""How long bytes are on their way, over a link between two stores or from a store into an engine: latency, bandwidth,
+and the bytes in flight already. It must never be made slower by time in which the sender had nothing to send."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Move(Value, frozen=True, kw_only=True):
         return self.latency.can_be_learned(1) and self.per_byte.can_be_learned(1)
 
     def seconds(self, size_bytes: float, in_flight_bytes: float = 0.0) -> float:
-        """From the first byte sent to the last one in."""
+        """Predicted time from the first byte sent to the last one received."""
         return self.latency_s + self.s_per_byte * (size_bytes + in_flight_bytes)
 
     def exposed_s(self, size_bytes: float, in_flight_bytes: float, hidden_s: float) -> float:
@@ -71,10 +71,10 @@ class Move(Value, frozen=True, kw_only=True):
 
 
 def link() -> Move:
-    """A link between two stores that nothing is known of."""
+    """The seed of a link between two stores."""
     return Move(latency=start(LINK_LATENCY_S), per_byte=start(1.0 / LINK_BYTES_PER_S))
 
 
 def restore() -> Move:
-    """From a store's memory into an engine beside it, as long as nothing is known of that."""
+    """The seed of a load from a store's memory into an engine beside it."""
     return Move(latency=start(RESTORE_LATENCY_S), per_byte=start(1.0 / RESTORE_BYTES_PER_S))

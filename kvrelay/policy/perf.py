@@ -40,7 +40,7 @@ def step_seconds(rates: Sequence[Number], sequences: Number, kv_tokens: Number) 
 
 
 class Perf(Value, frozen=True, kw_only=True):
-    """What is known of one kind of worker."""
+    """The laws of one worker, or of one kind of worker."""
 
     prefill: Fit
     """Seconds of a prefill, against ``prefill_amounts``."""
@@ -70,7 +70,7 @@ class Perf(Value, frozen=True, kw_only=True):
         return self.prefill.can_be_learned(3) and self.step.can_be_learned(3) and self.answer.can_be_learned(1)
 
     def heir(self) -> Perf:
-        """For another worker of the same kind: it believes this one, and has seen nothing itself."""
+        """The laws with which another worker of the same kind begins: these, without observations of its own."""
         return Perf(prefill=self.prefill.heir(), step=self.step.heir(), answer=self.answer.heir())
 
 

@@ -124,14 +124,14 @@ class Prices:
     # ------------------------------------------------------------ what they cost at least
 
     def _leasts_prefill_s(self) -> list[float]:
-        """By prefill worker, with the least that its way to a decode worker takes."""
+        """Least cost of each prefill worker, with the least that its way to a decode worker takes."""
         prefills, ways = self.prefills, self.ways
         price = [prefill_price(prefills, at) for at in range(len(prefills.names))]
         parts = zip(prefills.queue_s, least_prefill_s(self.prompt, prefills, price), ways.least_s, strict=True)
         return [queue_s + least_s + way_s for queue_s, least_s, way_s in parts]
 
     def _leasts_local_s(self) -> list[float]:
-        """By decode worker, for one that computes the prompt itself."""
+        """Least cost of each decode worker, if it computes the prompt itself."""
         decodes = self.decodes
         price = [1.0 + harmed(decodes, at) for at in range(len(decodes.answer_s))]
         least_s = least_prefill_s(self.prompt, decodes.as_prefills, price)

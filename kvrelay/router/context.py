@@ -35,7 +35,7 @@ class ReadyWorkers:
         return f"<ReadyWorkers {len(self._usable)}>"
 
     def of(self, model: str, now: float) -> Ready:
-        """Those of ``model``, which may be none."""
+        """Ready workers of ``model``, which may be none."""
         usable = self._fleet.workers.usable(now)
         if usable is not self._usable:
             self._usable, self._kept = usable, {}

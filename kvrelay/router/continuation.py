@@ -61,7 +61,7 @@ class RestOfChoice:
 
     @property
     def stopped(self) -> bool:
-        """A stop string ended it, of which the second worker does not know."""
+        """Whether a stop string ended the choice, of which the second worker does not know."""
         return self._text.stopped_by is not None
 
     def take(self, block: bytes) -> bytes:
@@ -104,7 +104,7 @@ class RestOfChoice:
         return self._dressed(event, choice)
 
     def _trim(self, logprobs: dict[str, Any] | None, part: Part) -> None:
-        """Those of tokens that the client gets, with the offsets that they have in the whole answer."""
+        """Keep the log probabilities of the tokens that the client gets, with their offsets in the whole answer."""
         for key, values in (logprobs or {}).items():
             if isinstance(values, list) and logprobs is not None:
                 logprobs[key] = values[part.begin : part.end]
@@ -112,7 +112,8 @@ class RestOfChoice:
             logprobs["text_offset"] = self._log.place(logprobs["tokens"])
 
     def _hide_ids(self, event: dict[str, Any], choice: dict[str, Any], new_ids: list[int]) -> None:
-        """From those who did not ask for them; those of the prompt are told before anything of a choice."""
+        """Remove token ids that the client did not ask for. Ids of the prompt are sent before the first token of a
+        choice."""
         if "token_ids" in choice:
             choice["token_ids"] = new_ids if self._tap.keeps_ids else None
         if not self._tap.keeps_ids or self._log.begun:
@@ -120,7 +121,7 @@ class RestOfChoice:
                 told |= {"prompt_token_ids": None} if "prompt_token_ids" in told else {}
 
     def _dressed(self, event: dict[str, Any], choice: dict[str, Any]) -> bytes:
-        """With the names of the first worker's events."""
+        """The event with id, time and model of the first worker's events."""
         head = self._tap.head
         choice["index"] = self.index
         event |= {"id": head.id, "created": head.created, "model": head.model, "choices": [choice]}

@@ -7,7 +7,7 @@ from kvrelay.router.upstream import Call, Reply, Upstream
 
 
 class Decodes:
-    """Those of one life at a time: one, or one for each choice that goes on."""
+    """The calls to decode workers for one request: one at a time, or one for each choice that goes on."""
 
     def __init__(self, upstream: Upstream, request_id: str) -> None:
         self._upstream = upstream

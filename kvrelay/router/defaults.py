@@ -21,13 +21,13 @@ class Defaults(Value, frozen=True, kw_only=True):
 
     @property
     def fields(self) -> dict[str, object]:
-        """Those that are fields of a request, too."""
+        """The defaults that are fields of a request, too."""
         penalties = {"presence_penalty": self.presence_penalty, "frequency_penalty": self.frequency_penalty}
         return {key: value for key, value in penalties.items() if value is not None}
 
 
 def read_defaults(model_path: Path) -> Defaults:
-    """Those of a model folder; a model need not have any. Raises ``Misconfigured``."""
+    """The defaults in a model folder; a model need not have any. Raises ``Misconfigured``."""
     file = model_path / "generation_config.json"
     if not file.is_file():
         return Defaults()

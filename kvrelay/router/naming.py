@@ -34,7 +34,7 @@ class Naming:
         )
 
     def growing(self) -> GrowingNames:
-        """For a prompt that will be asked about again and again."""
+        """Names for a text that grows, such as a prompt with its answer."""
         return GrowingNames(self._roots)
 
 

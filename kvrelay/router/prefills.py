@@ -65,7 +65,7 @@ class Prefills:
             task.cancel()
 
     def renew(self, prompts: list[list[int]]) -> None:
-        """From now on these are the prompts; what still runs is of no use any more, and the brain knows."""
+        """Compute ``prompts`` from now on. Legs that still run are ended: the brain does not count on them any more."""
         self.close()
         self._prompts = prompts
         self._lives += 1

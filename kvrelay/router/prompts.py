@@ -119,7 +119,8 @@ def may_fit(request: ClientRequest, context_tokens: int, tokens: Tokens) -> bool
 
 
 def _longest_first(request: ClientRequest, workers: Sequence[WorkerInfo]) -> Sequence[WorkerInfo]:
-    """Who is to render it: any of them, unless it may be too long for some."""
+    """Workers that may render the request, in the order to ask them: those with the longest context first, where it may
+    be too long for some."""
     # No token has less than a byte.
     most_tokens = BYTES_PER_TOKEN * sum(_guess_lengths(request)) + (request.max_tokens or 0)
     if most_tokens <= min(worker.engine.max_model_len for worker in workers):

@@ -29,7 +29,7 @@ _GONE = "the worker that wrote this answer is gone; send the request again"
 
 
 class Lives(Protocol):
-    """Whoever finds the next worker."""
+    """Finds the next decode worker for an answer that lost its own."""
 
     async def go_on(self, reason: LossReason) -> Continuation:
         """The rest from another worker. Raises ``KvrelayError``."""

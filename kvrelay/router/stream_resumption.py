@@ -97,7 +97,8 @@ class StreamResumption:
             self._begin_early(plan, open_choices)
 
     def _begin_early(self, plan: Plan, open_choices: list[int]) -> None:
-        """Not when the client has read so far: it may be slow, and what the brain counts on must be under way."""
+        """Begin the prefills and pulls of ``plan`` at once, not when the client has read so far: it may be slow, and
+        the brain counts on them."""
         with contextlib.ExitStack() as unless_begun:
             # What its turn depends on may never be done.
             unless_begun.callback(self._turn.refuse, Unasked("the answer could not be moved"))

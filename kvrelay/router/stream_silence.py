@@ -1,4 +1,4 @@
-"""Since when a request waits for a word of its decode worker. It must never count time in which the client is slow."""
+"""How long a request has waited for its decode worker. It must never count time in which the client is slow."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 KEPT_GAPS = 5
 ONE_STEP_S = 0.005
-"""Words that come closer together are of one step, or waited for a slow client: they tell of no pace."""
+"""Pieces that come closer together are of one step, or were held up by a slow client: they show no pace."""
 
 
 class StreamSilence:
@@ -16,7 +16,7 @@ class StreamSilence:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self.since_s: float | None = None
-        """None: it does not wait."""
+        """When it began to wait for a token; None: it does not wait."""
         self._ended_s = clock()
         self._asked_again_s = 0.0
         self._gaps_s: deque[float] = deque(maxlen=KEPT_GAPS)
@@ -27,22 +27,22 @@ class StreamSilence:
 
     @property
     def silent_since_s(self) -> float | None:
-        """Since when the worker is to blame for that; None as above.
+        """Since when the wait is the worker's fault; None while the request does not wait.
 
-        While its client does not read, a worker cannot send either. Its TCP asks now and then whether it may again, and
-        waits longer each time, as long as it was refused before: seen with two processes of one machine.
+        While the client does not read, a worker cannot send either. Its TCP probes now and then whether it may send
+        again, and waits longer after each refusal: seen with two processes of one machine.
         """
         return None if self.since_s is None else max(self.since_s, self._asked_again_s)
 
     @property
     def gap_s(self) -> float:
-        """Usual time between two words of the present worker, as of late; 0 before there were some. One long gap alone
-        is no pace: the engine may have computed a prompt meanwhile."""
+        """Recent median time between two pieces from the present worker; 0 before there were three. One long gap alone
+        does not count: the engine may have computed a prompt meanwhile."""
         count = len(self._gaps_s)
         return sorted(self._gaps_s)[(count - 1) // 2] if count > 1 else 0.0
 
     def heard(self) -> None:
-        """Another word of the worker that wrote the one before: ``end``."""
+        """A piece came from the worker that wrote the one before: note the gap, and ``end`` the wait."""
         if self.silent_since_s is not None:
             gap_s = self._clock() - self.silent_since_s
             if gap_s > ONE_STEP_S:
@@ -53,13 +53,13 @@ class StreamSilence:
         self.since_s = self._clock()
 
     def again(self) -> None:
-        """``begin``, once the client has taken what came before."""
+        """``begin``, once the client has read what came before."""
         now = self._clock()
         self._asked_again_s = max(self._asked_again_s, now + now - self._ended_s)
         self.since_s = now
 
     def leave(self) -> None:
-        """``end``, and the next word is another worker's, which has a pace of its own and was kept from nothing."""
+        """``end``, and another worker writes the next piece: forget the pace of this one."""
         self._gaps_s.clear()
         self._asked_again_s = 0.0
         self.end()

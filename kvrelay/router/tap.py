@@ -82,7 +82,7 @@ class Tap:
 
     @property
     def journal(self) -> Journal:
-        """With all that was taken."""
+        """The journal with all events that were taken."""
         self._read()
         return self._journal
 
@@ -155,7 +155,7 @@ def without_ids(data: bytes) -> bytes:
 
 
 def _head(block: bytes) -> Head:
-    """Of the first event of ``block``."""
+    """The head of the first event in ``block``."""
     try:
         return _read_head(block[len(_DATA) : block.find(END)])
     except msgspec.DecodeError:

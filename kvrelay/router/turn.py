@@ -1,5 +1,5 @@
-"""When a request's decode worker may be asked: at once, when its prompts are computed, or never. It is a latch; the
-brain says when."""
+"""A latch that says when a request's decode worker may be asked: at once, when its prompts are computed, or never. The
+brain opens it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 
 
 class Turn:
-    """One request's, in each of its lives."""
+    """The turn of one request, renewed whenever its answer goes on elsewhere."""
 
     def __init__(self) -> None:
         self._come: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -16,16 +16,16 @@ class Turn:
         return f"<Turn {'given up' if self.is_given_up else 'come' if self._come.done() else 'awaited'}>"
 
     async def wait(self) -> None:
-        """Until it has come. Raises what it was refused with."""
+        """Wait until the turn has come. Raises the error that it was refused with."""
         await self._come
 
     def come(self) -> None:
-        """Go on now. Whoever hung up meanwhile does not."""
+        """The decode worker may be asked now, unless the client hung up meanwhile."""
         if not self._come.done():
             self._come.set_result(None)
 
     def refuse(self, error: Exception) -> bool:
-        """It will not come; False when it has."""
+        """The turn will not come; False when it has come already."""
         if self._come.done():
             return False
         self._come.set_exception(error)
@@ -33,16 +33,16 @@ class Turn:
 
     @property
     def is_given_up(self) -> bool:
-        """Its client hung up while it waited, or was told that nobody will answer."""
+        """Whether the client hung up while it waited, or was told that no worker will answer."""
         return self._come.cancelled() or (self._come.done() and self._come.exception() is not None)
 
     def renew(self) -> None:
-        """Another life begins, with a turn of its own."""
+        """The answer goes on elsewhere: wait for another turn."""
         self.close()
         self._come = asyncio.get_running_loop().create_future()
 
     def close(self) -> None:
-        """Nobody waits any more."""
+        """The request waits no more."""
         if not self._come.done():
             self._come.cancel()
         elif not self._come.cancelled():

@@ -223,7 +223,7 @@ class _Reading:
 
     @property
     def silent_s(self) -> float:
-        """Since the last piece; the time for which nothing is read on purpose is none of it."""
+        """Time since the last piece, without the time in which nothing is read on purpose."""
         return self._clock() - self._heard_s
 
     async def pause(self) -> None:

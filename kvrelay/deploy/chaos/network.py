@@ -108,7 +108,7 @@ async def _links(*inside: str) -> list[dict[str, Any]]:
 
 
 async def _mend(devices: Sequence[str]) -> None:
-    """Those that are there: others went with their namespace, and what comes in their place is whole."""
+    """Set those devices up that still exist: others went with their namespace, and their successors are whole."""
     there = {link["ifname"] for link in await _links()} if devices else set()
     await _set([device for device in dict.fromkeys(devices) if device in there], "up")
 

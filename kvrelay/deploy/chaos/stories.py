@@ -30,8 +30,8 @@ class Stories:
         return f"<Stories from {self._url}>"
 
     async def of(self, request_id: str, age_s: float) -> str:
-        """Of the request that was sent ``age_s`` ago; without its id, of the one nearest in age that has not begun. Of
-        the first ones alone; empty for others."""
+        """The story of the request that was sent ``age_s`` ago; without its id, of the one nearest in age that has not
+        begun. Only the first ``MAX_TOLD`` calls get one; it is empty for others."""
         if self._told >= MAX_TOLD:
             return ""
         self._told += 1

@@ -24,7 +24,7 @@ class Victims(Protocol):
         """What there is. Raises ``Lost``."""
 
     async def begin(self) -> None:
-        """From now on things are broken. Raises ``Lost``."""
+        """Called once before the first fault. Raises ``Lost``."""
 
     async def hurt(self, name: str, deed: Deed) -> None:
         """Raises ``Lost`` when it is not there."""

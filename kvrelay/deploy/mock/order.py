@@ -19,7 +19,7 @@ class Order:
         return f"<Order, prompts stood back for {self._held_steps} steps>"
 
     def stand_back(self, running: Collection[Sequence], waiting: Collection[Sequence]) -> frozenset[Sequence]:
-        """Those of ``running`` that have no part in the next step."""
+        """Sequences of ``running`` that have no part in the next step."""
         computing = [sequence for sequence in running if not sequence.written]
         shortest = min((each.missing for each in (*computing, *waiting) if not each.waited), default=0)
         late = self._held_steps >= MAX_HELD_STEPS

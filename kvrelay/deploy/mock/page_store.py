@@ -74,7 +74,7 @@ class MockStore:
         return f"<MockStore {self.info.name}, {len(self._pages)} pages, {len(self._transfers)} transfers>"
 
     def counts(self) -> dict[str, int]:
-        """For heartbeats."""
+        """Counts that heartbeats carry, by name."""
         return {
             "pages_used": len(self._pages),
             "transfers_failed": self._failed,

@@ -51,7 +51,7 @@ def parse_size(flag: str, text: str) -> tuple[int, int]:
 
 
 def mock_names(prefill: int, decode: int, colocated: int, *, stores: int, prefix: str = "") -> MockNames:
-    """With two stores decode workers are at the second one. Raises ``Misconfigured``."""
+    """Names of the mock workers. With two stores, decode workers are at the second one. Raises ``Misconfigured``."""
     counts = {Role.PREFILL: prefill, Role.DECODE: decode, Role.BOTH: colocated}
     if not 0 < sum(counts.values()) <= MOST:
         raise Misconfigured(f"one process pretends to be 1 to {MOST} workers; start another one for more")

@@ -49,7 +49,7 @@ class PageSource(Protocol):
         """How long loading ``sequence.loaded_tokens`` takes from now on."""
 
     def loaded(self, sequence: Sequence) -> None:
-        """They are in the engine's cache."""
+        """The loaded tokens are in the engine's cache."""
 
     def begins(self, sequence: Sequence, until: int) -> None:
         """A step that computes the tokens up to ``until`` begins."""
@@ -157,7 +157,8 @@ class Scheduler:
         return Step(chosen, now, self._seconds(chosen)) if chosen else None
 
     def _choose(self) -> tuple[list[Sequence], int]:
-        """Who takes part in the step, in turn, and its tokens; as ``connector.short_first`` does it."""
+        """Sequences that take part in the step, in turn, and the step's tokens; as ``connector.short_first`` does
+        it."""
         budget, shared_tokens = self._limits.max_batched_tokens, self._limits.shared_chunk_tokens
         self._chunk_tokens, self._held = shared_tokens, ()
         if not shared_tokens:
@@ -175,7 +176,8 @@ class Scheduler:
         return decoding + begun_within(prompts, chunk_tokens) if may_choose else part, budget
 
     def _may_choose(self) -> bool:
-        """Not where blocks may run out: who runs is preempted in the order in which they were let in."""
+        """Whether sequences may be chosen out of order. Not where blocks may run out: running ones are preempted in the
+        order in which they were let in."""
         most_blocks = self.running + self._limits.max_batched_tokens // self._limits.block_tokens
         free_blocks = self.cache.blocks - self.cache.used_blocks
         return most_blocks <= free_blocks and self.running + self.waiting <= MAX_SEQUENCES
