@@ -18,19 +18,28 @@ step (up to seconds on a CPU)."""
 
 
 class Grace:
-    """What is left of the step's wait. A store that let one run out gets no more until it has answered something."""
+    """What is left of the step's wait. A store that let one run out gets no more until it has answered something, unless
+    the engine is idle."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._left_s = GRACE_S
         self._is_silent = False
+        self.is_idle = False
+        """Whether the last step computed nothing."""
 
     def __repr__(self) -> str:
         return f"<Grace {self._left_s * 1000:.1f} ms left{', the store is silent' if self._is_silent else ''}>"
 
-    def renew(self) -> None:
-        """A step is over."""
-        self._left_s = 0.0 if self._is_silent else GRACE_S
+    def renew(self, *, is_idle: bool) -> None:
+        """A step is over. ``is_idle``: it computed nothing.
+
+        Then a wait keeps nobody's answer back, and a silent store gets it as well: the engine looks again after a
+        millisecond, and on a machine without a free core the thread that keeps the link would not come to the
+        interpreter in between, for as long as the engine looks.
+        """
+        self.is_idle = is_idle
+        self._left_s = GRACE_S if is_idle or not self._is_silent else 0.0
 
     def wait(self, answer: Future[Acquired], most_s: float) -> Acquired | None:
         """The answer; None when it does not come within ``most_s`` and what is left. Raises ``KvrelayError``."""

@@ -64,7 +64,7 @@ class Lookup:
     def settled(self, now: float) -> bool:
         """Whether the answer is final. Asks again while a transfer may bring what is missing, until it stalls."""
         # Between two polls lies a step of the engine, up to seconds: an answer from before it is only a start.
-        grace_s = GRACE_S if now - self._polled_at > RETRY_S else 0.0
+        grace_s = GRACE_S if self._grace.is_idle or now - self._polled_at > RETRY_S else 0.0
         self._polled_at = now
         self._read_answer(now, grace_s)
         if self._answer is None and self._is_outdated(now):

@@ -168,9 +168,14 @@ class SchedulerHalf:
 
     # ------------------------------------------------------------ every step
 
-    def build_plan(self, steps: Iterable[tuple[EngineRequest, list[int], int, int]]) -> StepPlan:
-        """The plan of one step. ``steps``: request, its blocks, tokens computed before, tokens scheduled now."""
-        self._grace.renew()
+    def build_plan(
+        self, steps: Iterable[tuple[EngineRequest, list[int], int, int]], *, is_idle: bool = False
+    ) -> StepPlan:
+        """The plan of one step. ``steps``: request, its blocks, tokens computed before, tokens scheduled now.
+
+        ``is_idle``: the engine computes nothing in it, of whatever request.
+        """
+        self._grace.renew(is_idle=is_idle)
         arena = self._client.arena
         plan = StepPlan(epoch=arena.epoch if arena is not None else 0)
         plan.loads, self._new_loads = self._new_loads, []

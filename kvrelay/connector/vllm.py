@@ -139,7 +139,8 @@ class KvrelayConnector(KVConnectorBase_V1, SupportsHMA):
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         self._ticks.tick()
-        plan = self._half.build_plan(self._steps(scheduler_output))
+        is_idle = not scheduler_output.total_num_scheduled_tokens
+        plan = self._half.build_plan(self._steps(scheduler_output), is_idle=is_idle)
         return StepMetadata(**vars(plan))
 
     def _steps(self, output: SchedulerOutput) -> Iterator[tuple[EngineRequest, list[int], int, int]]:

@@ -59,7 +59,7 @@ def test_the_answers_of_one_step_share_one_budget(clock: Clock, grace: Grace) ->
     for _ in range(50):
         grace.wait(Answer(clock, GRACE_S / 2), GRACE_S)
     assert clock.now <= GRACE_S
-    grace.renew()
+    grace.renew(is_idle=False)
     assert grace.wait(Answer(clock, GRACE_S / 2), GRACE_S) is not None
 
 
@@ -67,11 +67,11 @@ def test_a_store_that_let_one_wait_run_out_gets_none_until_it_answers(clock: Clo
     slow = Answer(clock)
     for _ in range(10):
         assert grace.wait(slow, GRACE_S) is None
-        grace.renew()
+        grace.renew(is_idle=False)
     assert clock.now == GRACE_S
     slow.set_result(Acquired(id=1, pages=[], waiting=False))
     assert grace.wait(slow, GRACE_S) is not None
-    grace.renew()
+    grace.renew(is_idle=False)
     assert grace.wait(Answer(clock, GRACE_S / 2), GRACE_S) is not None
 
 
@@ -83,8 +83,18 @@ def test_a_look_without_a_wait_says_nothing_about_the_store(clock: Clock, grace:
 def test_what_others_left_of_a_step_is_too_short_to_tell_of_the_store(clock: Clock, grace: Grace) -> None:
     assert grace.wait(Answer(clock, GRACE_S * 0.9), GRACE_S) is not None
     assert grace.wait(Answer(clock), GRACE_S) is None
-    grace.renew()
+    grace.renew(is_idle=False)
     assert grace.wait(Answer(clock, GRACE_S * 0.9), GRACE_S) is not None
+
+
+def test_an_idle_engine_waits_for_a_silent_store_in_each_step(clock: Clock, grace: Grace) -> None:
+    slow = Answer(clock, 4.5 * GRACE_S)
+    answers = []
+    for _ in range(5):
+        answers.append(grace.wait(slow, GRACE_S))
+        grace.renew(is_idle=True)
+    assert [answer is None for answer in answers] == [True] * 4 + [False]
+    assert clock.now == pytest.approx(4.5 * GRACE_S)
 
 
 class SilentClient(FakeClient):
@@ -108,3 +118,16 @@ def test_fifty_waiting_requests_cost_a_step_no_more_than_one() -> None:
         engine.half.build_plan([])
         clock.now += 0.05
     assert clock.now <= 10 * 0.05 + GRACE_S * 1.001
+
+
+@pytest.mark.parametrize(("is_idle", "waits"), [(True, 10), (False, 1)])
+def test_looks_at_short_intervals_wait_for_the_store_while_nothing_is_computed(is_idle: bool, waits: int) -> None:
+    """Else the engine's thread would take the interpreter from the thread that keeps the link, until it gives up."""
+    clock = Clock()
+    engine = Engine(client=SilentClient(clock), clock=clock)
+    request = engine.arrive(prompt(64, "r"))
+    for _ in range(10):
+        assert engine.half.matched_tokens(request, 0) is None
+        engine.half.build_plan([], is_idle=is_idle)
+        clock.now += 0.001
+    assert clock.now == pytest.approx(10 * 0.001 + waits * GRACE_S)
