@@ -18,8 +18,10 @@ step (up to seconds on a CPU)."""
 
 
 class Grace:
-    """What is left of the step's wait. A store that let one run out gets no more until it has answered something, unless
-    the engine is idle."""
+    """What is left of the step's wait.
+
+    A store that let one run out gets no more until it has answered something, unless the engine is idle.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
