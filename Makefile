@@ -7,7 +7,7 @@ WORKERS ?= 3
 PIP    := $(BIN)/python -m pip install -qq --no-deps --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up test check lint bench bench-handoff bench-index bench-mixed bench-recovery bench-reuse bench-router docs reference lock clean
+.PHONY: help install demo up test test-nixl check lint bench bench-handoff bench-index bench-mixed bench-recovery bench-reuse bench-router docs reference lock clean
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-builtin-rules
 # Without its bytecode every one of hundreds of processes compiles kvrelay anew, and pytest every test.
@@ -28,6 +28,9 @@ test: lint ## lint, then every test, those that start vLLM included
 	@$(BIN)/python -m pytest -q -n $(WORKERS) -m "not vllm"
 	@$(BIN)/python -m pytest -m vllm --ignore-glob='*/test_unlike_*'
 	@$(BIN)/python -m pytest -m vllm tests/serving/test_unlike_*.py # a process of its own: all these engines need the memory
+
+test-nixl: install $(VENV)/.dev ## the tests of the path over NIXL, which make test skips: NIXL is installed into the cache, beside its peers
+	@"$$($(BIN)/python -m benchmarks.peers.environment)" -m pytest -q -rs tests/store/test_paths.py tests/store/test_agent.py
 
 check: lint ## lint, then the quick tests, which start no vLLM: under a minute
 	@$(BIN)/python -m pytest -q -n $(WORKERS) -m "not vllm and not gpu and not slow"

@@ -46,3 +46,7 @@ def _layer(folder: Path) -> None:
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     shared = folder / "lib" / version / "site-packages" / "shared.pth"
     shared.write_text(sysconfig.get_path("purelib") + "\n")
+
+
+if __name__ == "__main__":
+    print(peer_python("nixl", NIXL, lambda line: print(line, file=sys.stderr)))
