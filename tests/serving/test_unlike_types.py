@@ -5,6 +5,7 @@ A module of its own, so that engines of two models do not spin beside each other
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -16,7 +17,7 @@ from benchmarks.pairs.site import Kind, Site
 from kvrelay.deploy.tiny import TinyShape, make_tiny
 from kvrelay.identity import ByConversion, can_exchange
 from tests.serving.logprobs import assert_close
-from tests.serving.pairs import FOUR, HALF, LENGTHS, TWO, equals_one_engine_alone, tokens_from_outside, told
+from tests.serving.pairs import FOUR, HALF, LENGTHS, ONE, TWO, equals_one_engine_alone, tokens_from_outside, told
 from tests.serving.texts import token_ids
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600)]
@@ -26,18 +27,22 @@ pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session"), pytes
 async def four_heads(http: aiohttp.ClientSession, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
     """Engines of a model with 4 KV heads, in float32 and bfloat16."""
     folder = tmp_path_factory.mktemp("four-heads")
-    async with Site(folder, make_tiny(folder / "tiny", TinyShape(kv_heads=4)), http).open([TWO, FOUR, HALF]) as site:
+    async with Site(folder, make_tiny(folder / "tiny", TinyShape(kv_heads=4)), http).open(
+        [ONE, TWO, FOUR, HALF]
+    ) as site:
         yield site
 
 
-@pytest.mark.parametrize(("prefill", "decode"), [(TWO, FOUR), (FOUR, TWO)], ids=told)
+@pytest.mark.parametrize(("prefill", "decode"), list(itertools.permutations((ONE, TWO, FOUR), 2)), ids=told)
 async def test_four_kv_heads_on_any_ranks_equal_one_engine_alone(
     four_heads: Site, prefill: Kind, decode: Kind, http: aiohttp.ClientSession
 ) -> None:
     await equals_one_engine_alone(four_heads, prefill, decode, http)
 
 
-@pytest.mark.parametrize(("prefill", "decode"), [(TWO, HALF), (FOUR, HALF), (HALF, TWO)], ids=told)
+@pytest.mark.parametrize(
+    ("prefill", "decode"), [*itertools.product((ONE, TWO, FOUR), (HALF,)), (HALF, TWO), (HALF, FOUR)], ids=told
+)
 async def test_converted_pages_change_an_answer_by_no_more_than_rounding(
     four_heads: Site, prefill: Kind, decode: Kind, http: aiohttp.ClientSession
 ) -> None:
