@@ -3,9 +3,9 @@
 Start a store first:
 
     (umask 077; openssl rand -hex 32 > key)
-    kvrelay store --socket /tmp/kvrelay.sock --key-file key
+    .venv/bin/kvrelay store --socket /tmp/kvrelay.sock --key-file key
 
-then run:  python examples/store_client.py /tmp/kvrelay.sock key
+then run:  .venv/bin/python examples/store_client.py /tmp/kvrelay.sock key
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import os
 import sys
 from pathlib import Path
 
-from kvrelay.identity import name_pages, root_name
+from kvrelay.identity import NAMING_VERSION, name_pages, root_name
 from kvrelay.store.client import StoreClient
 from kvrelay.types import Fingerprint, PageFormat
 
 FORMAT = PageFormat(layers=4, kv_heads=2, head_dim=64, dtype="bfloat16", page_tokens=32)
-MODEL = Fingerprint(weights="my-weights-digest", weights_epoch=0, format=FORMAT, naming=2, engine="a script")
+MODEL = Fingerprint(weights="my-weights-digest", weights_epoch=0, format=FORMAT, naming=NAMING_VERSION, engine="a script")
 
 
 def main(socket_path: Path, key_file: Path) -> None:
