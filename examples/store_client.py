@@ -19,7 +19,7 @@ from kvrelay.store.client import StoreClient
 from kvrelay.types import Fingerprint, PageFormat
 
 FORMAT = PageFormat(layers=4, kv_heads=2, head_dim=64, dtype="bfloat16", page_tokens=32)
-MODEL = Fingerprint(weights="my-weights-digest", weights_epoch=0, format=FORMAT, naming=NAMING_VERSION, engine="a script")
+MODEL = Fingerprint(weights="my-weights", weights_epoch=0, format=FORMAT, naming=NAMING_VERSION, engine="a script")
 
 
 def main(socket_path: Path, key_file: Path) -> None:
