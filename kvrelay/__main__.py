@@ -1,4 +1,4 @@
-"""``python -m kvrelay``: how kvrelay starts its own processes, which end when their starter does."""
+"""``python -P -m kvrelay``: how kvrelay starts its own processes, which end when their starter does."""
 
 from kvrelay.cli import app
 from kvrelay.deploy.parent import die_with_starter

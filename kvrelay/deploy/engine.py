@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from kvrelay.deploy.architecture import Architecture
 from kvrelay.deploy.engine_guard import API_KEY_VARIABLE, EngineGuard
 from kvrelay.deploy.engine_main import CPUS_VARIABLE
 from kvrelay.deploy.event_relay import publish
+from kvrelay.deploy.interpreter import python_module
 from kvrelay.deploy.ranks import require_ranks
 from kvrelay.deploy.vllm_args import require_allowed
 from kvrelay.errors import Misconfigured
@@ -101,7 +101,7 @@ def engine_command(spec: EngineSpec) -> list[str]:
         *(("--kv-events-config", publish(spec.events)) if spec.events else ()),
         *spec.extra_flags,
     ]
-    return [sys.executable, "-m", "kvrelay.deploy.engine_main", *flags]
+    return python_module("kvrelay.deploy.engine_main", *flags)
 
 
 def _order(spec: EngineSpec) -> list[str]:

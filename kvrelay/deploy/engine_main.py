@@ -1,4 +1,4 @@
-"""Runs a stock vLLM OpenAI server; started as ``python -m kvrelay.deploy.engine_main FLAGS``.
+"""Runs a stock vLLM OpenAI server; started as ``python -P -m kvrelay.deploy.engine_main FLAGS``.
 
 vLLM spawns its engine processes by importing this module again, so what stands outside the ``__main__`` guard runs in
 each of them, before vLLM is imported: it ties the process to its parent, pins it, and sees to it that the engine does

