@@ -28,6 +28,17 @@ def parse(text: str) -> tuple[int, ...]:
     return tuple(cores)
 
 
+def ranges(cores: tuple[int, ...]) -> str:
+    """``cores`` as people write them: (0, 1, 2, 5) -> ``0-2,5``."""
+    runs: list[list[int]] = []
+    for core in sorted(cores):
+        if runs and core == runs[-1][-1] + 1:
+            runs[-1].append(core)
+        else:
+            runs.append([core])
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
 def share(cores: tuple[int, ...], engines: int) -> list[tuple[int, ...]]:
     """Split ``cores`` into ``engines`` equal runs; with more engines than cores they take turns.
 

@@ -41,8 +41,8 @@ def _require_cores(cpus: str) -> None:
     if not cpus:
         return
     have = cores.available()
-    if lacking := sorted(set(cores.parse(cpus)) - set(have)):
-        listed, there = ",".join(map(str, lacking)), ",".join(map(str, have))
+    if lacking := set(cores.parse(cpus)) - set(have):
+        listed, there = cores.ranges(tuple(lacking)), cores.ranges(have)
         raise Misconfigured(f"worker.cpus: {listed} cannot be used here; the cores of this process are {there}")
 
 

@@ -15,6 +15,11 @@ def test_core_lists_are_read_as_people_write_them(text: str, expected: tuple[int
     assert cores.parse(text) == expected
 
 
+@pytest.mark.parametrize(("given", "text"), [((0,), "0"), ((3, 0, 1, 2), "0-3"), ((5, 0, 1), "0-1,5"), ((0, 2), "0,2")])
+def test_cores_are_told_as_people_write_them(given: tuple[int, ...], text: str) -> None:
+    assert cores.ranges(given) == text
+
+
 @pytest.mark.parametrize("text", ["", "a", "1-", "-1", "3-1", "0;1"])
 def test_a_bad_core_list_is_refused_by_its_setting(text: str) -> None:
     with pytest.raises(Misconfigured, match=r"worker\.cpus"):

@@ -29,6 +29,11 @@ REFUSED = [
     ("[cluster]\ndecode = 0\n", "cluster.prefill, cluster.decode: 1 and 0; a cluster needs at least one"),
     ("[worker]\ncpus = 'abc'\n", "worker.cpus is 'abc'; write cores like"),
     (f"[worker]\ncpus = '{LACKING}'\n", f"worker.cpus: {LACKING} cannot be used here"),
+    (
+        f"[worker]\ncpus = '{LACKING}-{LACKING + 98}'\n",
+        f"worker.cpus: {LACKING}-{LACKING + 98} cannot be used here; the cores of this process are "
+        + cores.ranges(cores.available()),
+    ),
     ("[worker]\nvllm_args = ['--gpu-memory-utilization=0.5']\n", "worker.vllm_args has --gpu-memory-utilization"),
 ]
 
