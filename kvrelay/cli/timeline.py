@@ -262,7 +262,7 @@ def _way(transfer: Mapping[str, Any]) -> str:
     size_bytes, speed = transfer.get("bytes") or 0, transfer.get("gb_per_s")
     if not size_bytes:
         return "in shared memory"
-    at = f" at {speed:.2g} GB/s" if speed else ""
+    at = f" at {float(f'{speed:.2g}'):g} GB/s" if speed else ""  # 190, not 1.9e+02
     return f"{size_bytes / 1e6:,.1f} MB over {transfer.get('transport') or 'the wire'}{at}"
 
 

@@ -166,6 +166,7 @@ def test_the_picture_fits_80_columns_and_is_readable_without_colour() -> None:
             {"transport": "tcp", "gb_per_s": 1.249, "late_bytes": 71_654},
             "(7.2 MB over tcp at 1.2 GB/s) while the prompt was computed; 1.0% of the bytes came after it",
         ),
+        ({"transport": "tcp", "gb_per_s": 192.4, "late_bytes": 0}, "(7.2 MB over tcp at 190 GB/s)"),
         ({"transport": "tcp", "late_bytes": 0}, "(7.2 MB over tcp) while the prompt was computed; 0.0% of"),
     ],
 )
