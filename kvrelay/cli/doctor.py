@@ -192,8 +192,10 @@ def _cores(config: Config) -> Finding:
 
 def _memory(config: Config) -> Finding:
     engines, whose = _engines(config)
-    have, want = psutil.virtual_memory().available, engines * _WORKER_BYTES + config.store.arena_bytes
-    text = f"{have / 2**30:.1f} GiB available, about {want / 2**30:.1f} wanted for the store and {whose}"
+    stores = config.cluster.stores
+    have, want = psutil.virtual_memory().available, engines * _WORKER_BYTES + stores * config.store.arena_bytes
+    keepers = "the store" if stores == 1 else f"{stores} stores"
+    text = f"{have / 2**30:.1f} GiB available, about {want / 2**30:.1f} wanted for {keepers} and {whose}"
     return _finding("memory", have >= want, f"{text} (less: worker.kv_cache_bytes, store.arena_bytes)", Verdict.WARNING)
 
 
