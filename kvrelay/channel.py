@@ -76,7 +76,7 @@ async def _dial(address: str | Path) -> socket.socket:
         sock.getpeername()  # asyncio takes a unix socket with too many callers waiting for one that it has reached
     except OSError as error:
         sock.close()
-        raise Lost(f"cannot connect to {address}: {error.strerror or error}") from error
+        raise Lost(f"cannot connect to {address}: {_reason(error)}") from error
     except UnicodeError as error:  # the resolver's, for labels that are empty or too long
         sock.close()
         raise Lost(f"cannot connect to {address}: that is no host name") from error
@@ -84,6 +84,12 @@ async def _dial(address: str | Path) -> socket.socket:
         sock.close()
         raise
     return sock
+
+
+def _reason(error: OSError) -> str:
+    """In the system's words: asyncio's repeat the address, and say nothing else. Those of a resolver have no number
+    of the system's."""
+    return os.strerror(error.errno) if (error.errno or 0) > 0 else error.strerror or str(error)
 
 
 def introduction(key: bytes, sender: str, purpose: str) -> Generator[Message, Message, str]:

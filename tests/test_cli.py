@@ -23,6 +23,7 @@ from kvrelay.cli.doctor import Finding, Verdict, findings
 from kvrelay.cli.settings import load
 from kvrelay.cli.terminal import console
 from kvrelay.cli.up import _example
+from kvrelay.config_text import parse
 from kvrelay.deploy.key import read_key
 from kvrelay.deploy.ports import free_port
 from kvrelay.deploy.tiny import make_tiny
@@ -273,7 +274,7 @@ def test_a_worker_without_a_key_says_so(tmp_path: Path) -> None:
     flags = ["--store-socket", str(tmp_path / "s"), "--key-file", str(tmp_path / "none"), "--model", model]
     result = kvrelay("worker", *flags)
     assert result.exit_code == 1
-    assert f"cannot read the key file {tmp_path}/none" in result.stderr
+    assert f"cannot read the key file {tmp_path}/none: No such file or directory; that of a cluster" in result.stderr
 
 
 def test_the_doctor_names_what_is_missing(cache: Path) -> None:
@@ -282,6 +283,11 @@ def test_the_doctor_names_what_is_missing(cache: Path) -> None:
     row = next(line for line in result.stdout.splitlines() if " model " in line)
     assert row.startswith("bad")
     assert "kvrelay model fetch" in row
+
+
+def test_the_doctor_counts_the_memory_of_each_store() -> None:
+    row = next(each for each in findings(parse("[cluster]\nstores = 2\n")) if each.what == "memory")
+    assert "about 10.0 wanted for 2 stores and 2 workers" in row.text
 
 
 def test_the_doctor_looks_for_the_library_that_the_engine_is_linked_with() -> None:

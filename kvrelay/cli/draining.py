@@ -146,8 +146,7 @@ class Routers:
     async def _asked(self, address: str, message: Message) -> Remaining:
         link = self._links.get(address)
         if link is None:
-            link = await channel.connect(address, self._key, sender="kvrelay drain", purpose="operator")
-            self._links[address] = link
+            link = self._links[address] = await self._connected(address)
         try:
             async with channel.in_time(address):
                 await link.send(message)
@@ -155,6 +154,15 @@ class Routers:
         except BaseException:  # a late answer must not be taken for that of the next question
             self._links.pop(address).close()
             raise
+
+    async def _connected(self, address: str) -> Channel:
+        """Raises ``Lost``, ``Refused``, ``Malformed``, each with the address: it may be another cluster's."""
+        try:
+            return await channel.connect(address, self._key, sender="kvrelay drain", purpose="operator")
+        except Refused as error:
+            raise Refused(f"{address}: {error}") from error
+        except Lost as error:
+            raise Lost(f"{error}; kvrelay up prints the --router of each of its routers") from error
 
 
 def _said(worker: str, answers: Collection[Remaining | BaseException]) -> Said:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import urllib.error
 import urllib.request
+from http import HTTPStatus
 
 import msgspec
 
 from kvrelay.deploy.mock.faults import Faults
-from kvrelay.errors import Lost, Misconfigured
+from kvrelay.errors import Lost, Misconfigured, Refused
 
 _WAIT_S = 5.0
 _LONGEST_ANSWER_BYTES = 1 << 20
@@ -43,7 +44,7 @@ class Route:
         return f"<Route {self._url}>"
 
     def workers(self, name: str = "") -> list[Shown]:
-        """All of them, or the one called ``name``. Raises ``Lost``, ``Misconfigured``."""
+        """All of them, or the one called ``name``. Raises ``Lost``, ``Refused``, ``Misconfigured``."""
         every = msgspec.json.decode(self._ask("GET", "/workers"), type=list[Shown])
         found = [each for each in every if name in ("", each.name)]
         if not found:
@@ -51,7 +52,7 @@ class Route:
         return found
 
     def give(self, name: str, faults: Faults) -> Shown:
-        """Replace the faults of ``name``. Raises ``Lost``, ``Misconfigured``."""
+        """Replace the faults of ``name``. Raises ``Lost``, ``Refused``, ``Misconfigured``."""
         answer = self._ask("PUT", f"/workers/{name}/faults", msgspec.json.encode(faults))
         return msgspec.json.decode(answer, type=Shown)
 
@@ -62,9 +63,15 @@ class Route:
                 answer: bytes = response.read(_LONGEST_ANSWER_BYTES)
                 return answer
         except urllib.error.HTTPError as error:
+            if error.code == HTTPStatus.UNAUTHORIZED:
+                raise Refused(f"the mock workers at {self._url} have another key; give --key-file theirs") from error
             raise Misconfigured(_said(error.read(_LONGEST_ANSWER_BYTES)) or f"status {error.code}") from error
         except OSError as error:
-            raise Lost(f"no mock workers answer at {self._url} ({error}); look at what they printed") from error
+            why = getattr(error, "reason", error)  # urllib wraps what the system said
+            raise Lost(
+                f"no mock workers answer at {self._url} ({getattr(why, 'strerror', None) or why}); "
+                "give --port the one that they printed when they served"
+            ) from error
 
 
 def _said(body: bytes) -> str:

@@ -18,7 +18,10 @@ def read_key(path: Path) -> bytes:
     try:
         key, mode = path.read_bytes(), path.stat().st_mode
     except OSError as error:
-        raise Misconfigured(f"cannot read the key file {path}: {error.strerror}") from error
+        raise Misconfigured(
+            f"cannot read the key file {path}: {error.strerror}; that of a cluster of kvrelay up is in its run "
+            "directory and called key"
+        ) from error
     if mode & _OTHERS:
         raise Misconfigured(f"the key file {path} is open to other users; run: chmod 600 {path}")
     if len(key) < _SHORTEST_BYTES:

@@ -130,3 +130,9 @@ async def test_a_refusal_before_anything_is_broken_is_told_in_its_own_words(aski
         Lost, match=r"answers 503 before anything is broken: the first token is predicted after 1\.68 s$"
     ):
         await clients.learn()
+
+
+async def test_where_no_router_is_the_system_says_why() -> None:
+    async with aiohttp.ClientSession() as http:
+        with pytest.raises(Lost, match=r"cannot be reached \(Connection refused\); start the cluster"):
+            await Clients(http, "http://127.0.0.1:1", [Question(0, "hi", 2)], hung_s=HUNG_S).learn()

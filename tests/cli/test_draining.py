@@ -12,6 +12,7 @@ import pytest
 from kvrelay.channel import Channel, Listener, bind_tcp
 from kvrelay.cli.drain import _drain
 from kvrelay.cli.draining import Routers
+from kvrelay.deploy.ports import free_port
 from kvrelay.errors import Lost, Refused
 from kvrelay.protocol.handshake import Rejected
 from kvrelay.protocol.message import Message
@@ -119,6 +120,21 @@ async def test_a_router_whose_answers_are_both_lost_is_named() -> None:
     said = await refused(FakeRouter(), FakeRouter(knows=False), FakeRouter(breaks=True, undoes=False))
     assert "it may drain still at " in said
     assert "(not now): run kvrelay drain d0 --undo" in said
+
+
+async def test_the_router_that_has_another_key_is_named() -> None:
+    async with running(FakeRouter().serve) as address, Routers([address], b"another" * 4) as orders:
+        with pytest.raises(Refused, match=f"{address}: the peer does not hold this cluster's key"):
+            await orders.drain("d0")
+
+
+async def test_where_no_router_is_the_system_says_why_and_who_knows_where_it_is() -> None:
+    address = f"127.0.0.1:{free_port()}"
+    async with Routers([address], KEY) as orders:
+        with pytest.raises(Lost) as caught:
+            await orders.drain("d0")
+    told = "Connection refused; kvrelay up prints the --router of each of its routers"
+    assert str(caught.value) == f"cannot connect to {address}: {told}"
 
 
 async def test_a_worker_is_not_called_empty_while_a_replica_was_not_asked(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ must never wait for an answer without an end."""
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from types import TracebackType
 from typing import Any
@@ -73,7 +74,8 @@ class Clients:
         try:
             await self._learn()
         except aiohttp.ClientError as error:
-            raise Lost(f"{self._url} cannot be reached ({error}); start the cluster, or name its --url") from error
+            told = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
+            raise Lost(f"{self._url} cannot be reached ({told}); start the cluster, or name its --url") from error
 
     async def _learn(self) -> None:
         async with self._http.get(self._models) as response:
