@@ -34,6 +34,9 @@ def up(
         typer.Option(help="1: one page store; 2: one for each pool; between them go shared memory, NIXL or TCP."),
     ] = None,
     port: Annotated[int | None, typer.Option(help="Port of the OpenAI API; 0 takes a free one. Default 8000.")] = None,
+    control_port: Annotated[
+        int | None, typer.Option(help="Port at which workers and stores register; 0 takes a free one. Default 7080.")
+    ] = None,
     replicas: Annotated[
         int | None, typer.Option(help="Router processes behind that port; one that dies is started again. Default 1.")
     ] = None,
@@ -65,9 +68,8 @@ def up(
             prefill, decode = prefill or 0, decode or 0
         cluster = {"prefill": prefill, "decode": decode, "colocated": colocated, "stores": stores}
         given = {"path": model, "dtype": dtype}
-        settings = load(
-            config, cluster=cluster, router={"port": port, "replicas": replicas}, mock=simulated, model=given
-        )
+        router = {"port": port, "control_port": control_port, "replicas": replicas}
+        settings = load(config, cluster=cluster, router=router, mock=simulated, model=given)
         _require_startable(settings, config)
     if not settings.mock.enabled:
         _warn_of_few_cores(settings)

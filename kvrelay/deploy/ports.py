@@ -15,7 +15,7 @@ from kvrelay.errors import Misconfigured
 _FIRST, _LAST = 20_000, 32_000
 """Below Linux's ephemeral range (32768 and up): no outgoing connection takes the port before its server binds it."""
 _TRIES = 200
-CONTROL_PORT = "router.control_port in the configuration file (0: any)"
+CONTROL_PORT = "--control-port (0: any)"
 """How to choose another control port."""
 
 

@@ -27,9 +27,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 async def up(run_dir: Path) -> AsyncIterator[Child]:
-    file = run_dir / "up.toml"
-    file.write_text("[router]\ncontrol_port = 0\n")
-    flags = ["--mock", "3x2", "--stores", "2", "--time-scale", "0.05", "--port", "0", "--config", str(file)]
+    flags = ["--mock", "3x2", "--stores", "2", "--time-scale", "0.05", "--port", "0", "--control-port", "0"]
     environment = {**os.environ, "KVRELAY_RUN_DIR": str(run_dir / "r"), "COLUMNS": "200"}
     command = [sys.executable, "-m", "kvrelay", "up", *flags]
     child = await Child.start("up", command, environment, asyncio.subprocess.PIPE)
