@@ -210,12 +210,21 @@ def test_a_store_makes_its_folder_and_is_named_after_its_socket(tmp_path: Path) 
         "--key-file",
         str(_key(tmp_path)),
     ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as store:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as store:
         assert store.stdout is not None
         line = store.stdout.readline()
         store.terminate()
+        _, told = store.communicate()
+    assert told == f"warning: there was no folder {tmp_path / 'new'}; it is made for --socket\n"
     assert line.startswith(f"kvrelay ready: store near at {socket_path},")
     assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_store_makes_no_folders_above_that_of_its_socket(tmp_path: Path) -> None:
+    result = kvrelay("store", "--socket", str(tmp_path / "a" / "b" / "s.sock"), "--key-file", str(_key(tmp_path)))
+    assert result.exit_code == 1
+    assert f"cannot make the folder {tmp_path}/a/b for --socket: No such file or directory" in result.stderr
+    assert not (tmp_path / "a").exists()
 
 
 def _key(folder: Path) -> Path:
@@ -247,6 +256,15 @@ def test_a_port_in_use_is_told_with_its_holder(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert f"port {port} is in use by pid {os.getpid()} (" in result.stderr
     assert "choose another port with --port" in result.stderr
+
+
+def test_up_takes_another_control_port_beside_a_cluster_that_has_the_usual_one(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        port = str(sock.getsockname()[1])
+        result = kvrelay("up", "--mock", "1x1", "--port", "0", "--control-port", port)
+    assert result.exit_code == 1
+    assert f"port {port} is in use by pid {os.getpid()} (" in result.stderr
+    assert "choose another port with --control-port (0: any)" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -335,7 +353,7 @@ def test_a_port_that_somebody_else_has_is_a_failure_to_the_doctor(tmp_path: Path
         _, control = port_findings(tmp_path, 0, sock.getsockname()[1])
     assert control.verdict is Verdict.BAD
     assert f"in use by pid {os.getpid()}" in control.text
-    assert "choose another with router.control_port" in control.text
+    assert "choose another with --control-port (0: any)" in control.text
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from kvrelay.cli.settings import ConfigFile, KeyFile, Model, check_addresses, check_name, load
-from kvrelay.cli.terminal import reported, run
+from kvrelay.cli.terminal import errors, reported, run
 from kvrelay.deploy.key import read_key
 from kvrelay.deploy.model import model_path
 from kvrelay.deploy.ports import CONTROL_PORT, PortClaims, require_free
@@ -58,10 +58,15 @@ def store(
 
 
 def _make_folder(folder: Path) -> None:
+    """Say so: it may be a slip, and workers look for the socket elsewhere. Raises ``Misconfigured``."""
+    if folder.is_dir():
+        return
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700)
     except OSError as error:
         raise Misconfigured(f"cannot make the folder {folder} for --socket: {error.strerror}") from error
+    told = f"warning: there was no folder {folder}; it is made for --socket"
+    errors.print(told, style="yellow", markup=False, soft_wrap=True)
 
 
 def router(
