@@ -89,7 +89,8 @@ async def _dial(address: str | Path) -> socket.socket:
 def _reason(error: OSError) -> str:
     """In the system's words: asyncio's repeat the address, and say nothing else. Those of a resolver have no number
     of the system's."""
-    return os.strerror(error.errno) if (error.errno or 0) > 0 else error.strerror or str(error)
+    number = error.errno or 0
+    return os.strerror(number) if number > 0 else error.strerror or str(error)
 
 
 def introduction(key: bytes, sender: str, purpose: str) -> Generator[Message, Message, str]:

@@ -31,6 +31,13 @@ def ask(
         raise typer.Exit(INTERRUPTED)
 
 
+def _why_silent(away: list[str], *, begun: bool) -> str:
+    """Why no word comes, as far as is known of workers that are ``away``, and of an answer that has ``begun``."""
+    if away:
+        return f"{', '.join(away)} not ready"
+    return "all workers say that they are ready" if begun else "the prompt waits for its turn or is being read"
+
+
 async def ask_and_draw(url: str, question: str, *, max_tokens: int, api_key: str = "") -> None:
     from kvrelay.cli.chat import ChatClient  # aiohttp: half of what starting a command costs
 
@@ -38,8 +45,9 @@ async def ask_and_draw(url: str, question: str, *, max_tokens: int, api_key: str
         prose = Prose(console.file, console.width)
 
         async def tell(waited_s: float) -> None:
-            away = await client.unready()
-            why = f"{', '.join(away)} not ready" if away else "all workers say that they are ready"
+            why = _why_silent(await client.unready(), begun=prose.begun)
+            if console.is_terminal and errors.is_terminal:
+                prose.interrupt()
             errors.print(f"no word for {waited_s:g} s, still waiting: {why}", style="dim", markup=False)
 
         try:

@@ -112,12 +112,13 @@ class ChatClient:
                     await self._check(response)
                     answer: dict[str, Any] = await response.json()
                     return answer
+        except aiohttp.ClientSSLError as error:
+            plain = self._url.replace("https:", "http:", 1)
+            raise Lost(f"no TLS is to be had at {self._url} ({error.strerror or error}); try --url {plain}") from error
         except (aiohttp.ClientError, TimeoutError) as error:
             raise Lost(f"nothing answers at {self._url}; start a cluster: {program()} up") from error
         except ValueError as error:
-            raise Lost(
-                f"what answers at {self._url} is no router of kvrelay; give --url the one of a cluster"
-            ) from error
+            raise self._no_router() from error
         return await self._get(path, tries=tries - 1)
 
     async def _check(self, response: aiohttp.ClientResponse) -> None:
@@ -125,7 +126,13 @@ class ChatClient:
             wrong = "does not know this API key" if "Authorization" in self._headers else "wants an API key"
             raise Refused(f"the router at {self._url} {wrong}; give one with --api-key KEY or KVRELAY_API_KEY")
         if response.status != 200:
-            raise Refused(f"{response.url.path} answered {response.status}: {_message(await response.text())}")
+            told = _message(await response.text())
+            if told is None:
+                raise self._no_router(f", which answered {response.status} to {response.url.path},")
+            raise Refused(f"{response.url.path} answered {response.status}: {told}")
+
+    def _no_router(self, what: str = "") -> Lost:
+        return Lost(f"what answers at {self._url}{what} is no router of kvrelay; give --url the one of a cluster")
 
 
 def _base(url: str) -> str:
@@ -146,15 +153,15 @@ def _piece(line: bytes) -> str | None:
         return None
     event = json.loads(data)
     if "error" in event:
-        raise Refused(f"the answer broke off: {_message(data)}")
+        raise Refused(f"the answer broke off: {_message(data) or data[:500]}")
     choices = event.get("choices") or [{}]
     return (choices[0].get("delta") or {}).get("content") or ""
 
 
-def _message(body: str) -> str:
-    """The message inside an OpenAI error body, or the body itself."""
+def _message(body: str) -> str | None:
+    """The message inside an OpenAI error body; None when it is no such body."""
     try:
         error = json.loads(body)["error"]
         return str(error["message"] if isinstance(error, dict) else error)
     except (ValueError, KeyError, TypeError):
-        return body[:500]
+        return None

@@ -20,12 +20,15 @@ class Prose:
         self._column = 0
         self._blanks = ""
         self._word = ""
+        self.begun = False
+        """Something was to be written."""
 
     def __repr__(self) -> str:
         return f"<Prose at column {self._column} of {self._width}>"
 
     def write(self, piece: str) -> None:
         """Take in ``piece`` and write all words that are complete."""
+        self.begun = True
         for part in _WORDS.findall(piece):
             if not part.isspace():
                 self._word += part
@@ -40,6 +43,12 @@ class Prose:
     def end(self) -> None:
         """Write the last word and end the line."""
         self._flush_word()
+        if self._column:
+            self._break()
+        self._file.flush()
+
+    def interrupt(self) -> None:
+        """End the line for something else: the text goes on in one of its own."""
         if self._column:
             self._break()
         self._file.flush()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ from typer.testing import CliRunner
 
 from kvrelay.cli import app as commands
 from kvrelay.cli import silence
+from kvrelay.cli.ask import _why_silent
 from kvrelay.cli.terminal import console
 from tests.patience import PATIENCE_S
 
@@ -50,6 +52,10 @@ async def chat(http: web.Request) -> web.StreamResponse:
 async def health(_http: web.Request) -> web.Response:
     looked.set()
     return web.json_response({"workers": [{"name": "d1", "ready": False}], "stores": [{"name": "s1", "ready": True}]})
+
+
+async def unknown(http: web.Request) -> web.Response:
+    return web.json_response({"error": {"message": f"no such request as {http.match_info['name']}"}}, status=404)
 
 
 async def models(_http: web.Request) -> web.Response:
@@ -94,6 +100,7 @@ def url() -> Iterator[str]:
     app.router.add_get("/v1/models", models)
     app.router.add_get("/health", health)
     app.router.add_get("/kvrelay/requests/req-1", timeline)
+    app.router.add_get("/kvrelay/requests/{name}", unknown)
     app.router.add_post("/v1/chat/completions", chat)
     server = TestServer(app)
     try:
@@ -108,16 +115,20 @@ def url() -> Iterator[str]:
 
 def ask(question: str, url: str, key: str = KEY) -> tuple[int, str, str]:
     """Exit status, output and errors of ``kvrelay ask``, in this process."""
+    return kvrelay("ask", question, "--url", url, key=key)
+
+
+def kvrelay(*arguments: str, key: str = KEY) -> tuple[int, str, str]:
+    """Exit status, output and errors of a command, in this process."""
     console.width = 80
-    flags = ["ask", question, "--url", url]
-    result = CliRunner().invoke(commands, flags, env={"KVRELAY_API_KEY": key}, catch_exceptions=False)
+    result = CliRunner().invoke(commands, arguments, env={"KVRELAY_API_KEY": key}, catch_exceptions=False)
     return result.exit_code, result.stdout, result.stderr
 
 
-def start(question: str, url: str) -> subprocess.Popen[str]:
+def start(question: str, url: str, output: int = subprocess.PIPE) -> subprocess.Popen[str]:
     environment = {**os.environ, "NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "80", "KVRELAY_API_KEY": KEY}
     command = [sys.executable, "-m", "kvrelay", "ask", question, "--url", url]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, env=environment, stdout=output, stderr=output, text=True)
 
 
 @pytest.mark.parametrize("end", ["", "/", "/v1", "/v1/"])
@@ -145,7 +156,24 @@ def test_a_request_whose_name_is_no_text_is_as_unknown_as_any(url: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("error: /kvrelay/requests/req-")
-    assert "answered 404" in done.stderr
+    assert "answered 404: no such request as req-" in done.stderr
+
+
+def test_what_is_another_server_is_told_so_without_its_page(url: str) -> None:
+    for command, path in (("ask", "/v1/models"), ("explain", "/kvrelay/requests/req-1")):
+        status, out, error = kvrelay(command, "req-1", "--url", f"{url}/page")
+        assert (status, out) == (1, "")
+        assert error == (
+            f"error: what answers at {url}/page, which answered 404 to /page{path}, is no router of kvrelay; "
+            "give --url the one of a cluster\n"
+        )
+
+
+def test_tls_where_there_is_none_is_told_so(url: str) -> None:
+    status, _, error = kvrelay("ask", "whole", "--url", url.replace("http:", "https:"))
+    assert status == 1
+    assert error.startswith("error: no TLS is to be had at https://127.0.0.1:")
+    assert error.endswith(f"; try --url {url}\n")
 
 
 def test_a_pause_is_told_with_those_who_are_away(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,6 +182,29 @@ def test_a_pause_is_told_with_those_who_are_away(url: str, monkeypatch: pytest.M
     assert status == 0
     assert out.startswith("The answer has words")
     assert error.startswith("no word for 0.05 s, still waiting: d1 not ready\n")
+
+
+def test_a_pause_before_the_first_word_is_no_fault_to_worry_about() -> None:
+    assert _why_silent([], begun=False) == "the prompt waits for its turn or is being read"
+    assert _why_silent([], begun=True) == "all workers say that they are ready"
+    assert _why_silent(["d1", "s1"], begun=False) == "d1, s1 not ready"
+
+
+@pytest.mark.slow
+def test_on_a_terminal_a_pause_is_told_in_a_line_of_its_own(url: str) -> None:
+    looked.clear()
+    screen, terminal = os.openpty()
+    with start("pause", url, output=terminal) as process:
+        os.close(terminal)
+        shown = b""
+        with contextlib.suppress(OSError):  # the end of a terminal that nobody writes to any more
+            while piece := os.read(screen, 4096):
+                shown += piece
+    os.close(screen)
+    assert process.returncode == 0
+    lines = shown.decode().splitlines()
+    assert "no word for 2 s, still waiting: d1 not ready" in lines
+    assert lines[0].startswith("The answer has words")
 
 
 @pytest.mark.parametrize("question", ["break", "end early"])

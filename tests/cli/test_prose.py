@@ -45,6 +45,19 @@ def test_a_word_is_written_as_soon_as_it_is_complete() -> None:
     assert output.getvalue() == "one two"
 
 
+def test_what_comes_between_gets_a_line_of_its_own_and_the_text_goes_on_in_the_next() -> None:
+    output = io.StringIO()
+    prose = Prose(output, 20)
+    prose.interrupt()
+    for piece in ("one tw", "o "):
+        prose.write(piece)
+        prose.interrupt()
+        output.write("(a notice)\n")
+    prose.write("three")
+    prose.end()
+    assert output.getvalue() == "one\n(a notice)\ntwo\n(a notice)\nthree\n"
+
+
 @pytest.mark.parametrize("text", ["", "\n"])
 def test_an_empty_answer_ends_no_line_twice(text: str) -> None:
     assert written([text]) == text
