@@ -21,7 +21,7 @@ from kvrelay.cli import app as commands
 from kvrelay.cli import silence
 from kvrelay.cli.ask import _why_silent
 from kvrelay.cli.terminal import console
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, until
 
 ANSWER = "The answer has words enough for more than one line of eighty columns, so that it has to be wrapped."
 KEY = "a-secret"
@@ -39,7 +39,7 @@ async def chat(http: web.Request) -> web.StreamResponse:
     if end == "hang":
         await asyncio.sleep(600)
     if end == "pause":
-        await looked.wait()
+        await until(looked.is_set)
         await response.write(b"data: [DONE]\n\n")
     if end == "break":
         assert http.transport is not None
@@ -71,7 +71,7 @@ async def timeline(http: web.Request) -> web.Response:
 
 
 looks: list[str] = []
-looked = asyncio.Event()
+looked = threading.Event()
 """The client looked who is away; a paused answer ends then."""
 
 
@@ -177,6 +177,7 @@ def test_tls_where_there_is_none_is_told_so(url: str) -> None:
 
 
 def test_a_pause_is_told_with_those_who_are_away(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked.clear()
     monkeypatch.setattr(silence, "SILENT_S", 0.05)
     status, out, error = ask("pause", url)
     assert status == 0
