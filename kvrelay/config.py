@@ -93,7 +93,11 @@ class RouterConfig(Section, frozen=True, kw_only=True):
     ] = True
     slo_ttft_s: Annotated[
         float,
-        Meta(ge=0, le=86400, description="A request whose first token is predicted later gets 503; 0: none."),
+        Meta(
+            ge=0,
+            le=86400,
+            description="A request whose first token is predicted later gets 503, once workers are measured; 0: none.",
+        ),
     ] = 0.0
     slo_tpot_s: Annotated[
         float, Meta(ge=0, le=86400, description="The same for each token after the first; 0: none does.")

@@ -47,6 +47,12 @@ MANNERS = {
     "restart": "asked again from the beginning",
 }
 """How an answer went on, in words."""
+DESPITE = {
+    "guess": "Predicted later, and let in all the same: nobody is refused on what comes from data sheets.",
+    "trial": "Predicted later, and let in all the same: it was alone, and now and then one has to show whether the "
+    "predictions still hold.",
+}
+"""Why a request was let in that was predicted to miss its promise, in words."""
 BELOW = "\u2193"
 """Actual seconds of this row are in those of a row below it: nobody sees where the one ends and the other begins."""
 
@@ -89,6 +95,7 @@ def explanation(record: Mapping[str, Any]) -> RenderableType:
         parts.append(Text(f"{BELOW} seen together with the next row that has a number"))
     if guesses := [ROWS[name] for name in decisions[0].get("guesses") or ()]:
         parts.append(Text(f"Not learned yet: {', '.join(guesses)}. What is predicted of it comes from data sheets."))
+    parts += [Text(line) for line in _promised(record)]
     parts += losses
     if further:
         parts.append(Text(f"{further} more choices (further prompts or retries) are in the JSON of this request."))
@@ -104,6 +111,16 @@ def _headline(record: Mapping[str, Any], decision: Mapping[str, Any]) -> Text:
     if why:
         text.append(f", not split ({why})", style="not bold")
     return text.append(f"; {cached} tokens expected cached ({source})" if cached else "", style="not bold")
+
+
+def _promised(record: Mapping[str, Any]) -> Iterator[str]:
+    """What it was promised, and why it was let in when that was not to be kept."""
+    promise = record.get("promise") or {}
+    times = {"first token within": promise.get("ttft_s"), "time per token": promise.get("tpot_s")}
+    if told := [f"{what} {_ms(seconds)} ms" for what, seconds in times.items() if seconds is not None]:
+        yield f"Promised: {', '.join(told)}."
+    if despite := promise.get("despite"):
+        yield DESPITE.get(despite, despite)
 
 
 def _why_unstarted(record: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ from kvrelay.fleet.launch import Launcher
 from kvrelay.fleet.ledger import Timeline
 from kvrelay.fleet.pick import Pick
 from kvrelay.fleet.topology import Topology
-from kvrelay.policy.admit import Held, Turned
+from kvrelay.policy.admit import Accepted, Despite, Held, Turned
 from kvrelay.policy.route import Decision
 
 NOBODY = Turned(reason="no worker that takes this prompt and its answer is ready; retry", kind="no_worker")
@@ -53,8 +53,9 @@ class Admission:
         verdict = self._door.meet(ask, pick, topology, alone=not self._flights, aside=aside is not None, now=now)
         if isinstance(verdict, Turned):
             raise self._refused(ask, verdict, pick.decision, now)
-        held = isinstance(verdict, Held)
-        begun = Queued(request_id=ask.facts.request_id) if held else self._start(ask, pick, topology, now)
+        begun: Plan | Queued = Queued(request_id=ask.facts.request_id)
+        if isinstance(verdict, Accepted):
+            begun = self._start(ask, pick, topology, verdict.despite, now)
         self._of_tenant[ask.tenant] += 1
         return begun
 
@@ -75,8 +76,9 @@ class Admission:
         self._launcher.never_started(ask, status=REFUSED, now=now, decision=decision, refusal=turned.reason)
         return Overloaded(turned.reason, turned.after_s)
 
-    def _start(self, ask: Ask, pick: Pick, topology: Topology, now: float) -> Plan:
+    def _start(self, ask: Ask, pick: Pick, topology: Topology, despite: Despite | None, now: float) -> Plan:
         flight, plan = self._launcher.start(ask, pick, topology, now)
+        flight.timeline.despite = despite
         self._flights[flight.request_id] = flight
         return plan
 
@@ -114,7 +116,8 @@ class Admission:
             if isinstance(verdict, Turned):
                 yield Refuse(request_id=head.request_id, reason=verdict.reason, after_s=verdict.after_s)
                 return  # its end is the next one's turn: thousands that are late must not be judged in one go
-            yield Start(request_id=head.request_id, plan=self._start(head.ask, pick, topology, now))
+            plan = self._start(head.ask, pick, topology, verdict.despite, now)
+            yield Start(request_id=head.request_id, plan=plan)
 
     def leave(self, request_id: str, *, status: int, now: float) -> Timeline | None:
         """A request is over that was not begun; None when it was."""

@@ -280,6 +280,7 @@ class Brain:
         self.recovery.leave(request_id)
         self.waits.drop(flight, now)
         self.outcomes.finished(flight, now)
+        self.door.landed(flight)
         for leg in flight.legs:
             self.waits.failed(leg.transfer)
             self._launcher.release(leg, now)

@@ -12,18 +12,19 @@ import msgspec
 from kvrelay.fleet.admission_queue import AdmissionQueue, AdmissionQueues, QueuedRequest
 from kvrelay.fleet.breakers import Breakers
 from kvrelay.fleet.experience import Experience
-from kvrelay.fleet.flight import Ask, Refuse
+from kvrelay.fleet.flight import Ask, Flight, Refuse
 from kvrelay.fleet.loads import Loads
 from kvrelay.fleet.overtaking import Overtaking
 from kvrelay.fleet.pick import Pick
 from kvrelay.fleet.topology import Topology
+from kvrelay.fleet.trials import Trials
 from kvrelay.fleet.workers import Fleet
 from kvrelay.policy.admit import RETRY_AFTER_S, Accepted, Held, Limits, Outlook, Turned, admit, judge
-from kvrelay.policy.cost import WAITS
+from kvrelay.policy.cost import WAITS, Item
 from kvrelay.policy.patience import MUCH_LONGER
 
 SURE_AFTER = 8
-"""Measured prefills of a worker before a request may be refused for its predicted time there."""
+"""Measurements of a worker or of its kind before a request may be refused for what they predict."""
 ALWAYS_QUEUED = 2
 """Prompts that a P may have at any time, however long they are: one to compute and one to follow at once."""
 
@@ -39,6 +40,7 @@ class Door:
         self._limits = limits
         self.waiting = AdmissionQueues()
         self._overtaking = Overtaking()
+        self._trials = Trials()
         self._late: dict[str, QueuedRequest] = {}
         """Requests that were told to go and have not gone yet."""
         self.refused: Counter[str] = Counter()
@@ -78,7 +80,7 @@ class Door:
         who waits goes before it."""
         waiting = AdmissionQueue() if aside else self.waiting.of(ask.facts.model)
         outlook = self._outlook(ask, pick, topology, waiting, alone=alone, now=now)
-        verdict = judge(ask.slo, outlook, self._limits)
+        verdict = self._judge(ask, outlook, now)
         if isinstance(verdict, Turned):
             return verdict
         if isinstance(verdict, Held):
@@ -86,6 +88,15 @@ class Door:
         elif outlook.overtakes and (head := waiting.head()) is not None:
             self._overtaking.went_before(head.request_id, pick.kv_tokens)
         return verdict
+
+    def _judge(self, ask: Ask, outlook: Outlook, now: float) -> Accepted | Held | Turned:
+        verdict = judge(ask.slo, outlook, self._limits)
+        self._trials.judged(ask.facts.model, verdict, now)
+        return verdict
+
+    def landed(self, flight: Flight) -> None:
+        """A request is over that was let in: if it was a trial, it has shown something."""
+        self._trials.landed(flight)
 
     def waits_for_kv(self, request: QueuedRequest) -> bool:
         """Whether there was none for it when it came or when its turn did."""
@@ -112,13 +123,17 @@ class Door:
     def _prospect(self, ask: Ask, pick: Pick, *, alone: bool, now: float) -> Outlook:
         """The outlook of a request that starts now."""
         chosen, items = pick.decision.chosen, dict(pick.decision.chosen.items)
+        prefill, decode = self._experience.prefill(pick.computed_on.name), pick.decode.name
         return Outlook(
             waited_s=now - ask.received_s,
             ttft_s=chosen.ttft_s,
             queued_s=sum(items.get(wait, 0.0) for wait in WAITS),
             tpot_s=chosen.tpot_s,
-            sure=self._experience.prefill(pick.computed_on.name).seen >= SURE_AFTER,
+            sure=prefill.seen >= SURE_AFTER,
+            guessed_s=0.0 if self._experience.answer(decode).seen >= SURE_AFTER else items.get(Item.ANSWER, 0.0),
+            tpot_sure=self._experience.step(decode).seen >= SURE_AFTER,
             alone=alone,
+            trial_due=alone and self._trials.is_due(ask.facts.model, now),
         )
 
     def turn(
@@ -131,7 +146,7 @@ class Door:
                 self._overtaking.lacks_kv(head.request_id)
             return Held(until_s=head.until_s - head.ask.received_s)
         prospect = self._prospect(head.ask, pick, alone=alone, now=now)
-        verdict = judge(head.ask.slo, prospect, self._limits)
+        verdict = self._judge(head.ask, prospect, now)
         if isinstance(verdict, Accepted):
             self.waiting.take(head.ask.facts.model, at_most)
             self._overtaking.leave(head.request_id)

@@ -93,6 +93,7 @@ class Launcher:
     def _timeline(self, ask: Ask) -> Timeline:
         facts = ask.facts
         timeline = Timeline(facts.request_id, ask.tenant, ask.received_s, prompt_tokens=sum(facts.prompt_tokens))
+        timeline.slo = ask.slo
         timeline.mark("tokenised", ask.tokenised_s if ask.tokenised_s is not None else ask.received_s)
         return timeline
 

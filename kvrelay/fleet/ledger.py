@@ -11,6 +11,7 @@ import msgspec
 from kvrelay.fleet.prefix_wait import PrefixWait
 from kvrelay.fleet.record import TransferRecord, gb_per_s
 from kvrelay.fleet.resumption import Resumption
+from kvrelay.policy.admit import Despite, Slo
 from kvrelay.policy.route import Decision, Option
 from kvrelay.protocol.feed import TransferEvent
 from kvrelay.types import Stage, Transport
@@ -33,6 +34,9 @@ class Timeline:
     request_id: str
     tenant: str
     received_s: float
+    slo: Slo = field(default_factory=Slo)
+    despite: Despite | None = None
+    """Why it was let in although it was predicted to miss what was promised; None: it was not."""
     path: str = ""
     local_reason: str = ""
     refusal: str = ""
@@ -154,6 +158,7 @@ class Timeline:
         known: dict[str, object] = {
             "request_id": self.request_id,
             "path": self.path,
+            "promise": self._promise() or None,
             "local_reason": self.local_reason or None,
             "refusal": self.refusal or None,
             "failure": self.failure or None,
@@ -171,6 +176,10 @@ class Timeline:
             "decision": [{"about": about, **decision.explain()} for about, decision in self.decisions] or None,
         }
         return {key: value for key, value in known.items() if value is not None}
+
+    def _promise(self) -> dict[str, object]:
+        known = {"ttft_s": self.slo.ttft_s, "tpot_s": self.slo.tpot_s, "despite": self.despite}
+        return {name: value for name, value in known.items() if value is not None}
 
     def _transfer(self) -> dict[str, float | int | str] | None:
         """What the request's transfers moved, all prompts together."""

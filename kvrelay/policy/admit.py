@@ -3,6 +3,8 @@ waiting for an answer that it was promised sooner."""
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 from kvrelay.types import Value
 
 MAX_IN_FLIGHT = 4096
@@ -58,13 +60,31 @@ class Outlook(Value, frozen=True, kw_only=True):
     overtakes: bool = False
     """The request is much shorter than the queued ones, and its P computes short prompts beside long ones."""
     sure: bool = False
-    """The predictions are of measured workers."""
+    """What is predicted of prompts comes from measured prefills."""
+    guessed_s: float = 0.0
+    """The part of ``ttft_s`` that was measured on no such worker all the same."""
+    tpot_sure: bool = False
+    """``tpot_s`` comes from measured steps."""
     alone: bool = False
-    """Nothing else is in flight. Such a request is let in: one has to show whether the predictions still hold."""
+    """Nothing else is in flight."""
+    trial_due: bool = False
+    """So many were refused for their promises that one has to show whether the predictions still hold."""
+
+
+class Despite(StrEnum):
+    """Why a request is let in that is predicted to miss its promise."""
+
+    GUESS = "guess"
+    """The prediction comes from data sheets: nobody is refused on a guess."""
+    TRIAL = "trial"
+    """It shows whether the prediction still holds: refused requests teach nothing."""
 
 
 class Accepted(Value, frozen=True, kw_only=True):
     """The request may start now."""
+
+    despite: Despite | None = None
+    """None: no promise of it is predicted to be broken."""
 
 
 class Held(Value, frozen=True, kw_only=True):
@@ -108,17 +128,32 @@ def judge(slo: Slo, outlook: Outlook, limits: Limits) -> Accepted | Held | Turne
     may still make it."""
     ahead_s = 0.0 if outlook.overtakes and outlook.room else outlook.ahead_s
     first_s = outlook.waited_s + ahead_s + outlook.ttft_s
-    if outlook.sure and not outlook.alone:
-        if slo.ttft_s is not None and first_s > slo.ttft_s:
-            return _too_late("first token", first_s, slo.ttft_s, "ttft")
-        if slo.tpot_s is not None and outlook.tpot_s > slo.tpot_s:
-            return _too_late("next token", outlook.tpot_s, slo.tpot_s, "tpot")
+    known_s = first_s - outlook.guessed_s if outlook.sure else 0.0
+    known = _late(slo, known_s, outlook.tpot_s if outlook.tpot_sure else 0.0)
+    if known is not None and not outlook.trial_due:
+        return known
     if limits.hold_s == 0.0 or outlook.alone or (outlook.room and ahead_s == 0.0):
-        return Accepted()
+        if known is not None:
+            return Accepted(despite=Despite.TRIAL)
+        return Accepted(despite=Despite.GUESS if _late(slo, first_s, outlook.tpot_s) else None)
     if ahead_s > limits.hold_s and outlook.sure:  # a guess may be a hundred times too long
         why = f"{ahead_s:.1f} s of work wait before this request; retry later"
         return Turned(reason=why, kind="queue", after_s=max(RETRY_AFTER_S, ahead_s - limits.hold_s))
     return Held(until_s=_until(slo, outlook, limits))
+
+
+def is_kept(slo: Slo, ttft_s: float | None, tpot_s: float | None) -> bool:
+    """Whether an answer with these times has kept what was promised; None: nobody saw it, or there was none."""
+    return ttft_s is not None and _late(slo, ttft_s, tpot_s or 0.0) is None
+
+
+def _late(slo: Slo, first_s: float, tpot_s: float) -> Turned | None:
+    """The promise that is broken by a first token after ``first_s`` and others ``tpot_s`` apart."""
+    if slo.ttft_s is not None and first_s > slo.ttft_s:
+        return _too_late("first token", first_s, slo.ttft_s, "ttft")
+    if slo.tpot_s is not None and tpot_s > slo.tpot_s:
+        return _too_late("next token", tpot_s, slo.tpot_s, "tpot")
+    return None
 
 
 def _until(slo: Slo, outlook: Outlook, limits: Limits) -> float:

@@ -11,8 +11,9 @@ from aiohttp.test_utils import TestServer
 from rich.console import Console
 
 from kvrelay.cli.chat import ChatClient
-from kvrelay.cli.explain import LOSSES, MANNERS, explanation
+from kvrelay.cli.explain import DESPITE, LOSSES, MANNERS, explanation
 from kvrelay.errors import Refused
+from kvrelay.policy.admit import Despite
 from kvrelay.policy.loss import LossReason
 from kvrelay.policy.recover import Manner
 
@@ -117,6 +118,17 @@ def test_it_says_what_is_only_a_guess() -> None:
     decision = {"about": "request", **option("p1", total_s=0.3), "guesses": ["prefill", "tpot"]}
     assert any("Not learned yet: prefill, time per token." in line for line in drawn(record(decision=[decision])))
     assert not any("Not learned yet" in line for line in drawn(record()))
+
+
+def test_it_says_what_was_promised_and_why_it_was_let_in_all_the_same() -> None:
+    lines = drawn(record(promise={"ttft_s": 0.005, "tpot_s": 0.02, "despite": "trial"}), width=140)
+    assert "Promised: first token within 5.0 ms, time per token 20.0 ms." in lines
+    assert any("let in all the same: it was alone" in line for line in lines)
+    kept = drawn(record(promise={"ttft_s": 5.0}))
+    assert "Promised: first token within 5,000.0 ms." in kept
+    assert not any("let in" in line for line in kept)
+    assert not any("Promised" in line for line in drawn(record()))
+    assert set(DESPITE) == set(Despite)
 
 
 def unstarted(**more: Any) -> dict[str, Any]:

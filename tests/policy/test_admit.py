@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from kvrelay.policy.admit import Accepted, Held, Limits, Outlook, Slo, Turned, admit, judge
+from kvrelay.policy.admit import Accepted, Despite, Held, Limits, Outlook, Slo, Turned, admit, is_kept, judge
 
 HOLDS = Limits(queue_s=2.0, hold_s=10.0)
 Verdict = type[Accepted] | type[Held] | type[Turned]
 
 
 def outlook(**more: float | bool) -> Outlook:
-    return Outlook(**{"ttft_s": 0.5, "tpot_s": 0.02, "sure": True, **more})  # type: ignore[arg-type]
+    known = {"ttft_s": 0.5, "tpot_s": 0.02, "sure": True, "tpot_sure": True}
+    return Outlook(**known | more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -65,15 +66,54 @@ def test_who_is_turned_away_is_told_when_to_come_back(back_in_s: float, after_s:
         (Slo(ttft_s=1.0), {"ahead_s": 0.51, "overtakes": True}, Accepted),
         (Slo(tpot_s=0.02), {}, Accepted),
         (Slo(tpot_s=0.019), {}, Turned),
-        # Nobody is refused on a guess, nor when nobody else is there.
+        # Nobody is refused on a guess.
         (Slo(ttft_s=0.1), {"sure": False}, Accepted),
-        (Slo(ttft_s=0.1), {"alone": True}, Accepted),
+        (Slo(ttft_s=0.1), {"guessed_s": 0.4}, Accepted),
+        (Slo(ttft_s=0.1), {"guessed_s": 0.39}, Turned),
+        (Slo(tpot_s=0.019), {"tpot_sure": False}, Accepted),
+        (Slo(tpot_s=0.019), {"sure": False}, Turned),
+        # Nor is one that is to show whether the predictions hold; to be alone is not enough.
+        (Slo(ttft_s=0.1), {"alone": True, "trial_due": True}, Accepted),
+        (Slo(ttft_s=0.1), {"alone": True}, Turned),
     ],
 )
 def test_a_request_that_would_miss_its_promise_is_refused_early(
     slo: Slo, more: dict[str, float | bool], verdict: Verdict
 ) -> None:
     assert isinstance(judge(slo, outlook(**more), HOLDS), verdict)
+
+
+@pytest.mark.parametrize(
+    ("slo", "more", "despite"),
+    [
+        (Slo(), {}, None),
+        (Slo(ttft_s=0.5), {"trial_due": True}, None),
+        (Slo(ttft_s=0.1), {"sure": False}, Despite.GUESS),
+        (Slo(ttft_s=0.1), {"guessed_s": 0.4, "trial_due": True}, Despite.GUESS),
+        (Slo(ttft_s=0.1), {"alone": True, "trial_due": True}, Despite.TRIAL),
+        (Slo(tpot_s=0.019), {"alone": True, "trial_due": True}, Despite.TRIAL),
+    ],
+)
+def test_who_is_let_in_all_the_same_is_told_why(
+    slo: Slo, more: dict[str, float | bool], despite: Despite | None
+) -> None:
+    assert judge(slo, outlook(**more), HOLDS) == Accepted(despite=despite)
+
+
+@pytest.mark.parametrize(
+    ("slo", "ttft_s", "tpot_s", "kept"),
+    [
+        (Slo(ttft_s=1.0), 1.0, None, True),
+        (Slo(ttft_s=1.0), 1.1, None, False),
+        (Slo(ttft_s=1.0), None, None, False),
+        (Slo(tpot_s=0.1), 5.0, 0.1, True),
+        (Slo(tpot_s=0.1), 5.0, 0.2, False),
+    ],
+)
+def test_a_promise_is_kept_by_the_times_that_were_seen(
+    slo: Slo, ttft_s: float | None, tpot_s: float | None, kept: bool
+) -> None:
+    assert is_kept(slo, ttft_s, tpot_s) is kept
 
 
 def test_a_refusal_says_how_late_it_would_be_and_when_to_retry() -> None:
