@@ -27,6 +27,7 @@ COUNTS: Mapping[str, str] = MappingProxyType(
         "load_page_lost": "Loads cut short: a page's writer failed before it was whole.",
         "load_slot_reused": "Loads cut short: a page was evicted between check and copy.",
         "load_stalled": "Loads cut short: nothing arrived for `worker.load_wait_s`.",
+        "load_no_arena": "Loads that did not begin: the memory with the pages could not be mapped in time.",
         "load_wrong_epoch": "Loads cut short: the store was restarted meanwhile.",
         "owner_links": "Links of workers and scripts that are open now.",
         "owners": "Workers and scripts that are attached now.",

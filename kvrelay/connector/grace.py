@@ -46,14 +46,15 @@ class Grace:
     def wait(self, answer: Future[Acquired], most_s: float) -> Acquired | None:
         """The answer; None when it does not come within ``most_s`` and what is left. Raises ``KvrelayError``."""
         wait_s, began = min(most_s, self._left_s), self._clock()
-        if answer.done():
-            self._is_silent = False
-        elif wait_s <= 0:
+        if wait_s <= 0 and not answer.done():
             return None
         try:
-            return answer.result(timeout=wait_s)
+            found = answer.result(timeout=wait_s)
         except FutureTimeout:
             self._is_silent = wait_s >= most_s  # what others have left of the step is too short to tell
             return None
+        else:
+            self._is_silent = False
+            return found
         finally:
             self._left_s = max(0.0, self._left_s - (self._clock() - began))

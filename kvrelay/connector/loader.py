@@ -143,7 +143,9 @@ class Loader:
                 self._report(self._nothing(job, "load_cancelled"))
             elif arena is Absent.ATTACHING and self._clock() < order.until_s:
                 return False
-            elif isinstance(arena, Absent) or arena.epoch != order.epoch:
+            elif isinstance(arena, Absent):
+                self._report(self._nothing(job, "load_no_arena"))
+            elif arena.epoch != order.epoch:
                 self._report(self._nothing(job, "load_wrong_epoch"))
             else:
                 active.append(Load(job, arena, self._layout, self._layers, self._heads, self._clock()))

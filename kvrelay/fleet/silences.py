@@ -49,7 +49,7 @@ class Silences:
         """The request has got no piece from its decode worker since ``since_s``: the order to leave it, when it is
         lost.
 
-        ``gap_s``: usual time between two pieces from this worker; 0 before there were two."""
+        ``gap_s``: usual time between two pieces from this worker; 0 before there were three."""
         flight = self._flights.get(request_id)
         if flight is None:
             return []
@@ -179,7 +179,7 @@ class Silences:
     def silence_s(self, worker: str, now: float, gap_s: float = 0.0) -> float:
         """Longest silence of a stream of ``worker``, which shows no progress, before the answer goes on elsewhere.
 
-        ``gap_s``: usual time between two pieces of the stream; 0 before there were two.
+        ``gap_s``: usual time between two pieces of the stream; 0 before there were three.
         """
         return self._patience.silence_s(self._pace_s(worker, now, gap_s))
 

@@ -164,7 +164,7 @@ def test_an_arena_that_cannot_be_attached_ends_the_load_and_not_the_loader(loade
     assert loader.collect() == []
     clock.now = WAIT_S
     result = result_of(loader)
-    assert (result.counts, result.bad_blocks) == ({"load_wrong_epoch": 1}, frozenset(TABLE[:1]))
+    assert (result.counts, result.bad_blocks) == ({"load_no_arena": 1}, frozenset(TABLE[:1]))
 
 
 def test_the_time_for_an_attachment_counts_from_the_first_look(

@@ -95,6 +95,8 @@ def test_an_idle_engine_waits_for_a_silent_store_in_each_step(clock: Clock, grac
         grace.renew(is_idle=True)
     assert [answer is None for answer in answers] == [True] * 4 + [False]
     assert clock.now == pytest.approx(4.5 * GRACE_S)
+    grace.renew(is_idle=False)
+    assert grace.wait(Answer(clock, GRACE_S / 2), GRACE_S) is not None, "it answered: it is silent no more"
 
 
 class SilentClient(FakeClient):

@@ -140,8 +140,6 @@ async def wait_for_progress(probe: Probe, store: str) -> None:
 
 
 async def test_a_killed_prefill_worker_costs_only_time(probe: Probe, baseline: Baseline, model: Path) -> None:
-    if len(probe.cluster.stores) == 1:
-        pytest.skip("tried with a store for each, where its push ends as well: to start an engine takes a minute")
     body = completion(token_ids(model, 4 * CHUNK + 60, number=2300))
     expected = written(await baseline.ask("/v1/completions", body))
     answer = asyncio.create_task(ask(probe, "/v1/completions", body))
