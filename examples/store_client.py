@@ -14,6 +14,8 @@ import os
 import sys
 from pathlib import Path
 
+from kvrelay.deploy.key import read_key
+from kvrelay.errors import KvrelayError
 from kvrelay.identity import NAMING_VERSION, name_pages, root_name
 from kvrelay.store.client import StoreClient
 from kvrelay.types import Fingerprint, PageFormat
@@ -23,7 +25,7 @@ MODEL = Fingerprint(weights="my-weights", weights_epoch=0, format=FORMAT, naming
 
 
 def main(socket_path: Path, key_file: Path) -> None:
-    client = StoreClient(socket_path, key_file.read_bytes(), owner=f"script/{os.getpid()}", format=FORMAT)
+    client = StoreClient(socket_path, read_key(key_file), owner=f"script/{os.getpid()}", format=FORMAT)
     client.start()
     if not client.wait_attached(timeout_s=5):
         sys.exit(f"no store: {client.problem}")
@@ -47,4 +49,7 @@ def main(socket_path: Path, key_file: Path) -> None:
 if __name__ == "__main__":
     if len(sys.argv) != 3:
         sys.exit(__doc__)
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    try:
+        main(Path(sys.argv[1]), Path(sys.argv[2]))
+    except KvrelayError as error:
+        sys.exit(f"error: {error}")

@@ -79,20 +79,38 @@ def _require_parts(folder: Path, *, weights: bool) -> None:
 def fetch(report: Progress = _quiet) -> Path:
     """Make sure the built-in model is in the cache, whole; download and convert it when it is not.
 
-    Safe to run twice at once. Raises ``Lost`` when it cannot be downloaded, ``Misconfigured`` when a tool is missing.
+    Safe to run twice at once. Raises ``Lost`` when it cannot be downloaded, ``Misconfigured`` when a tool is missing or
+    the cache cannot be written.
     """
     root = models_root()
-    root.mkdir(parents=True, exist_ok=True)
     target = root / DEFAULT_MODEL
+    with _writing(root):
+        root.mkdir(parents=True, exist_ok=True)
+        _fetch_into(root, target, report)
+    return target
+
+
+@contextlib.contextmanager
+def _writing(root: Path) -> Iterator[None]:
+    """Raises ``Misconfigured`` when files cannot be made below ``root``."""
+    try:
+        yield
+    except OSError as error:
+        raise Misconfigured(
+            f"cannot write to {error.filename or root}: {error.strerror or error}; mend that, or set XDG_CACHE_HOME to "
+            "a folder with room that is yours"
+        ) from error
+
+
+def _fetch_into(root: Path, target: Path, report: Progress) -> None:
     with _only_one(root / ".lock"):
         if is_whole(target):
-            return target
+            return
         for stale in root.glob(".fetch-*"):  # of a fetch that was killed
             shutil.rmtree(stale, ignore_errors=True)
         with tempfile.TemporaryDirectory(prefix=".fetch-", dir=root) as draft:
             _make(Path(draft), report)
             _swap(Path(draft) / "model", target)
-    return target
 
 
 def is_whole(folder: Path) -> bool:

@@ -68,6 +68,15 @@ def test_a_failed_download_says_what_went_wrong_and_leaves_nothing(
     assert [path.name for path in models_root().iterdir()] == [".lock"]
 
 
+def test_a_cache_that_cannot_be_written_is_told_in_a_line_that_says_what_to_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(Misconfigured, match=r"cannot write to .*/file/kvrelay.*: Not a directory; .* set XDG_"):
+        model.fetch()
+
+
 @pytest.mark.slow
 def test_a_fetched_model_is_whole_and_its_second_fetch_makes_nothing(fetched: Path, steps: list[str]) -> None:
     assert set(steps) == {"download", "unpack", "convert", "verify"}
