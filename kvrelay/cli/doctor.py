@@ -23,7 +23,6 @@ from kvrelay.cli.ways import NO_PEER_YET, in_words, is_spared, is_used, ways_of
 from kvrelay.config import Config, RouterConfig
 from kvrelay.deploy import cores
 from kvrelay.deploy.architecture import Architecture
-from kvrelay.deploy.command import program
 from kvrelay.deploy.key import read_key
 from kvrelay.deploy.kv_room import require_room
 from kvrelay.deploy.model import model_path
@@ -209,14 +208,15 @@ def _shared_memory() -> Finding:
 
 
 def _model(config: Config) -> Finding:
+    mock = config.mock.enabled
+    if mock and not config.model.path:
+        return _finding("model", True, "none is needed: mock workers serve one that is made up")
     try:
-        folder = model_path(config.model.path)
-    except Misconfigured as error:
-        return _finding("model", False, str(error) if config.model.path else f"not there; run: {program()} model fetch")
-    architecture = Architecture.read(folder)
-    try:
-        require_ranks(architecture, config.worker.tensor_parallel)
-        require_room(architecture, config)
+        folder = model_path(config.model.path, weights=not mock)
+        if not mock:
+            architecture = Architecture.read(folder)
+            require_ranks(architecture, config.worker.tensor_parallel)
+            require_room(architecture, config)
     except Misconfigured as error:
         return _finding("model", False, str(error))
     return _finding("model", True, str(folder))

@@ -18,6 +18,7 @@ from pathlib import Path
 from kvrelay.deploy.cache import models_root
 from kvrelay.deploy.command import program
 from kvrelay.deploy.interpreter import python_module
+from kvrelay.deploy.model_files import require_readable
 from kvrelay.errors import Lost, Misconfigured
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
@@ -57,6 +58,7 @@ def model_path(model: str = "", *, weights: bool = True) -> Path:
     for folder in [*candidates, fetched]:
         if (folder / "config.json").is_file():
             _require_parts(folder, weights=weights)
+            _require_readable(folder, weights=weights)
             return folder.resolve()
     if not model or model == DEFAULT_MODEL:
         raise Misconfigured(f"{DEFAULT_MODEL} is not in {models_root()}; run: {program()} model fetch")
@@ -74,6 +76,15 @@ def _require_parts(folder: Path, *, weights: bool) -> None:
         raise Misconfigured(
             f"the model folder {folder} has no tokenizer (none of {', '.join(_TOKENIZERS)}); copy the whole model there"
         )
+
+
+def _require_readable(folder: Path, *, weights: bool) -> None:
+    try:
+        require_readable(folder, weights=weights)
+    except Misconfigured as error:
+        fetched = folder == models_root() / DEFAULT_MODEL
+        remedy = f"run: {program()} model fetch" if fetched else "copy the whole model there again, or choose another"
+        raise Misconfigured(f"{error}; {remedy}") from error
 
 
 def fetch(report: Progress = _quiet) -> Path:
