@@ -68,7 +68,7 @@ class PoisonRequests:
         """What the client is told when no other worker may be asked; None while one may."""
         if not crashes.is_poison:
             return None
-        if len(crashes.failed) == crashes.deaths and all(self._lives(*failed) for failed in crashes.failed):
+        if crashes.only_failed and all(self._lives(*failed) for failed in crashes.failed):
             # A crash is answered with a failure, too, but these workers live: they may fail at every request.
             return Overloaded("several workers failed at this request and may fail at others; retry", RETRY_AFTER_S)
         return Harmful(_why(crashes))

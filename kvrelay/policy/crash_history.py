@@ -49,3 +49,8 @@ class CrashHistory(Value, frozen=True, kw_only=True):
     def is_poison(self) -> bool:
         """Whether the request would most likely crash the next worker as well."""
         return self.share >= ALONE_DEATHS or self.deaths >= MAX_DEATHS or self.deaths + self.late >= MAX_LOSSES
+
+    @property
+    def only_failed(self) -> bool:
+        """Whether each worker that was lost answered with a failure, soon after it was asked."""
+        return bool(self.failed) and len(self.failed) == self.deaths + self.late

@@ -59,6 +59,7 @@ def test_a_long_answer_in_one_piece_outlives_many_deaths_by_chance() -> None:
     brain = known_brain([], DECODES)
     begun(brain, ask("r0", (7, 200)))
     assert deaths(brain, "r0", LossReason.RESET, after_s=60.0) == 8
+    assert brain.poison_requests.ended == 1, "whoever sends it again would kill eight more"
 
 
 def test_how_long_a_worker_worked_before_it_stood_still_is_what_tells_of_chance() -> None:
@@ -86,6 +87,14 @@ def test_where_workers_answer_that_they_failed_and_live_its_client_may_ask_again
     with pytest.raises(Overloaded, match="retry"):
         failed(brain, "r0", 1.0)
     assert brain.poison_requests.ended == 0
+
+
+def test_one_worker_that_failed_and_lives_does_not_excuse_seven_that_died_late() -> None:
+    brain = known_brain([], DECODES)
+    begun(brain, ask("r0", (7, 200)))
+    assert failed(brain, "r0", 0.0)
+    assert deaths(brain, "r0", LossReason.RESET, after_s=60.0) == 7
+    assert brain.poison_requests.ended == 1
 
 
 def test_workers_that_fail_at_everything_do_not_keep_a_request_from_one_that_is_well() -> None:
