@@ -251,7 +251,7 @@ class Brain:
         flight = self._flights[request_id]
         if flight.resumes:
             return []
-        flight.writes = True
+        flight.writes, flight.moves = True, 0
         flight.timeline.mark_first("first_token", now)
         self.outcomes.first_token(flight, now)
         self.loads.computed(flight.decode, now)

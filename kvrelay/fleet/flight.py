@@ -252,6 +252,8 @@ class Flight:
     dispatched: bool = False
     writes: bool = False
     """Its D has written something."""
+    moves: int = 0
+    """How often the answer went to another D since its last token: its places in queues that were lost."""
     crashes: CrashHistory = field(default_factory=CrashHistory)
     """Decode workers that it has lost in a row, since one last wrote a token for it."""
     asked_s: float = 0.0

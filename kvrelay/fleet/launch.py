@@ -111,6 +111,7 @@ class Launcher:
 
     def move(self, flight: Flight, pick: Pick, now: float, *, about: str = "decode") -> None:
         """The request's answer is to come from another D."""
+        flight.moves += 1
         self._loads.release_decode(flight.decode, now)
         flight.decode = pick.decode_reservation(flight.ask)
         self._loads.reserve_decode(flight.decode, now)

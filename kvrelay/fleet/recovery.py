@@ -121,6 +121,9 @@ class Recovery:
         when no decode worker is left."""
         flight = self._flights[request_id]
         if reason is LossReason.FORGOTTEN:
+            flight.losses = flight.losses.another(0)
+            if flight.losses.are_too_many:
+                return None
             flight.tried_decode = _present(flight)
         pick = self._chooser.decode(flight.ask, self._tried(flight), now)
         rest = Rest(ask=flight.ask, tokens=0, manner=Manner.RESTART)
@@ -284,7 +287,7 @@ class Recovery:
         """The first token of the rest came, ``pause_s`` seconds after the last one before the loss."""
         flight = self._flights[request_id]
         flight.timeline.go_on(flight.decode.worker, pause_s)
-        flight.writes = True
+        flight.writes, flight.moves = True, 0
         self._outcomes.resumed(flight)
         self._loads.computed(flight.decode, now)
         return self._waits.computed(request_id, now)

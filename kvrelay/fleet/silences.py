@@ -58,7 +58,7 @@ class Silences:
         if self._is_given_up(worker, since_s, now, own_s):
             return [AbandonDecode(request_id=request_id)]
         forgotten = self._is_forgotten(flight, since_s, now)
-        if not forgotten and not self._is_stalled(worker, since_s, now, self._moves(flight), own_s):
+        if not forgotten and not self._is_stalled(worker, since_s, now, flight.moves, own_s):
             return []
         if not flight.writes and self._waits_for_pages(flight, now):
             return []
@@ -101,7 +101,7 @@ class Silences:
         return makes_progress and _silent_s(flight, since_s, now) > self._forget_s(flight, now)
 
     def _forget_s(self, flight: Flight, now: float) -> float:
-        return self._patience.forget_s(self._due_s(flight, now), self._moves(flight))
+        return self._patience.forget_s(self._due_s(flight, now), flight.moves)
 
     def _due_s(self, flight: Flight, now: float) -> float:
         """Predicted time to the first token, or to the last one of an answer that is not streamed; 0 once a token
@@ -111,10 +111,6 @@ class Silences:
             return 0.0
         tokens = flight.ask.facts.max_tokens / flight.ask.sequences if flight.ask.in_one_piece else 0.0
         return predicted.ttft_s + tokens * max(predicted.tpot_s, self.step_s(flight.decode.worker, now))
-
-    def _moves(self, flight: Flight) -> int:
-        """How many workers had this answer since its last token, before the present one."""
-        return 0 if flight.writes else len(flight.tried_decode) - 1
 
     def _decode_workers(self, now: float) -> set[str]:
         """Usable decode workers of any model. To look at them first is fast: when none is left, a choice for each

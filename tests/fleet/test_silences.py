@@ -313,7 +313,7 @@ def test_the_only_d_gets_work_however_long_it_is_silent() -> None:
 def left_s(beats: Beats, since_s: float, reason: LossReason, hangs: str = "") -> float:
     """When ``r0``, which hears nothing of its D since then, leaves it for this reason."""
     commands: list[Command] = []
-    while not commands and beats.now < 300.0:
+    while not commands and beats.now < since_s + 300.0:
         beats.steps(beats.now + 0.5, hangs=hangs)
         commands = beats.brain.silences.unanswered("r0", since_s, beats.now)
     assert commands == [AbandonDecode(request_id="r0", reason=reason)]
@@ -354,6 +354,50 @@ def test_an_answer_that_its_busy_worker_has_forgotten_before_the_first_word_is_a
     assert beats.decode != first
     assert len(beats.brain.outcomes.breakers) == 0, "it is not to blame"
     beats.brain.check_invariants()
+
+
+def test_an_answer_that_is_forgotten_again_and_again_waits_longer_each_time() -> None:
+    beats = Beats("d0", "d1")
+    beats.asked()
+    beats.brain.first_token("r0", 0.1)
+    beats.steps(0.2)
+    waits_s = []
+    for _ in range(4):
+        since_s = beats.now
+        beats.brain.decode_order("r0", since_s)
+        waits_s.append(left_s(beats, since_s, LossReason.FORGOTTEN) - since_s)
+        assert isinstance(beats.brain.recovery.lost("r0", rest(), reason=LossReason.FORGOTTEN, now=beats.now), Plan)
+    assert waits_s == pytest.approx([30.0, 60.0, 120.0, 120.0], abs=1.0)
+
+
+def test_a_request_that_is_forgotten_before_the_first_word_waits_longer_each_time_and_not_for_ever() -> None:
+    beats = Beats("d0", "d1", known=True)
+    transfer = beats.asked()
+    beats.brain.prefill_finished("r0", 0, 0, 0.2)
+    beats.brain.transfer_event(TransferEvent(store="s1", transfer=transfer, stage=Stage.ARRIVED), 0.3)
+    waits_s: list[float] = []
+    while len(waits_s) < 20:
+        since_s = beats.now
+        beats.brain.decode_order("r0", since_s)
+        waits_s.append(left_s(beats, since_s, LossReason.FORGOTTEN) - since_s)
+        if beats.brain.decode_refused("r0", beats.now, reason=LossReason.FORGOTTEN) is None:
+            break
+    due_s = waits_s[0] - 30.0
+    assert waits_s == pytest.approx([each + due_s for each in (30.0, 60.0, *[120.0] * 7)], abs=1.0)
+    beats.brain.check_invariants()
+
+
+def test_a_request_that_was_forgotten_is_not_doubted_once_its_answer_comes() -> None:
+    beats = Beats("d0", "d1", known=True)
+    transfer = beats.asked()
+    beats.brain.prefill_finished("r0", 0, 0, 0.2)
+    beats.brain.transfer_event(TransferEvent(store="s1", transfer=transfer, stage=Stage.ARRIVED), 0.3)
+    left_s(beats, 0.1, LossReason.FORGOTTEN)
+    beats.brain.decode_refused("r0", beats.now, reason=LossReason.FORGOTTEN)
+    beats.brain.decode_order("r0", beats.now)
+    beats.brain.first_token("r0", beats.now)
+    since_s = beats.now
+    assert left_s(beats, since_s, LossReason.FORGOTTEN) - since_s == pytest.approx(30.0, abs=1.0)
 
 
 def test_an_answer_in_one_piece_is_waited_for_as_long_as_it_is_predicted_to_take() -> None:
