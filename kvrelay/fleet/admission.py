@@ -62,13 +62,14 @@ class Admission:
     def _aside(self, ask: Ask, topology: Topology, now: float) -> Pick | None:
         """Where a new request can be served at once by workers that are too short for all those that wait for KV: it
         takes nothing that one of them could have. None: nowhere, or nobody waits so."""
-        queue = self._door.waiting.of(ask.facts.model)
-        if (head := queue.head()) is None or not self._door.waits_for_kv(head):
+        queue, at_most = self._door.waiting.of(ask.facts.model), math.inf
+        while (head := queue.head(at_most)) is not None:
+            at_most = topology.decode_columns.most_below(head.ask.context_tokens)
+            if not at_most or at_most < ask.context_tokens or not self._door.waits_for_kv(head):
+                return None
+        if at_most == math.inf:  # nobody waits
             return None
-        own = topology.decode_columns.least_taking(ask.context_tokens)
-        if head.ask.context_tokens <= own or queue.head(own) is not None:
-            return None
-        pick = self._chooser.begin(ask, topology, now, own)
+        pick = self._chooser.begin(ask, topology, now, at_most)
         return pick if pick is not None and self._door.has_room(pick, alone=False, now=now) else None
 
     def _refused(self, ask: Ask, turned: Turned, decision: Decision | None, now: float) -> Overloaded:

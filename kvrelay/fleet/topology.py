@@ -62,10 +62,6 @@ class WorkerColumns:
             return range(len(self.names))
         return [at for at, most in enumerate(self.context_tokens) if tokens <= most <= at_most]
 
-    def least_taking(self, tokens: int) -> int:
-        """Shortest context among the workers that take so many ``tokens``; 0: none does."""
-        return min((most for most in self.context_tokens if tokens <= most), default=0)
-
     def most_below(self, tokens: int) -> int:
         """Longest context among the workers that do not take so many ``tokens``; 0: all do."""
         return max((most for most in self.context_tokens if most < tokens), default=0)

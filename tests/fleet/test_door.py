@@ -115,6 +115,48 @@ def test_short_requests_that_wait_come_in_beside_a_long_one_and_take_nothing_tha
     brain.check_invariants()
 
 
+def three_lengths() -> Brain:
+    """A long request waits for the worker that takes it; the short worker is full, and the one between is idle."""
+    brain = unlike_lengths()
+    while isinstance(brain.begin(short_ask(f"s{brain.in_flight}"), 0.2), Plan):
+        pass
+    end(brain, f"s{brain.in_flight - 1}", 0.3)  # it waited
+    brain.register_worker(worker("middle", Role.DECODE, kv_tokens=1000, max_model_len=400), 0.3)
+    return brain
+
+
+def middle_ask(name: str, **more: Any) -> Ask:
+    return msgspec.structs.replace(ask(name, tokens=300, **more), context_tokens=301)
+
+
+@pytest.mark.parametrize("promise", [{}, {"ttft_s": 1.0}], ids=["none", "within a second"])
+def test_a_short_request_is_served_by_any_worker_that_is_too_short_for_those_that_wait(
+    promise: dict[str, float],
+) -> None:
+    brain = three_lengths()
+    assert isinstance(brain.begin(short_ask("s", **promise), 0.4), Plan)
+    assert brain.decode_order("s", 0.4).worker == "middle"
+    brain.check_invariants()
+
+
+def test_a_request_passes_those_of_two_lengths_that_wait_for_kv() -> None:
+    brain = three_lengths()
+    begun = [f"m{number}" for number in range(9) if isinstance(brain.begin(middle_ask(f"m{number}"), 0.4), Plan)]
+    assert 0 < len(begun) < 9, "some of them wait for the worker between"
+    end(brain, "s2", 0.5)
+    assert isinstance(brain.begin(short_ask("s"), 0.6), Plan)
+    assert brain.decode_order("s", 0.6).worker == "short"
+    brain.check_invariants()
+
+
+def test_a_request_does_not_pass_one_that_could_have_its_worker() -> None:
+    brain = three_lengths()
+    while isinstance(brain.begin(short_ask(f"t{brain.in_flight}"), 0.4), Plan):
+        pass
+    assert isinstance(brain.begin(short_ask("late"), 0.5), Queued)
+    brain.check_invariants()
+
+
 def test_short_requests_beside_a_long_one_are_fair_between_their_tenants() -> None:
     brain = unlike_lengths()
     begun = [f"s{number}" for number in range(8) if isinstance(brain.begin(short_ask(f"s{number}"), 0.2), Plan)]
