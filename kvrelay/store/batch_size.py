@@ -7,7 +7,7 @@ otherwise, and sees no part of a batch before the peer has verified that part.
 from __future__ import annotations
 
 LONGEST_TURN_S = 0.25
-"""All pushes to a peer have had a batch within so long: an eighth of what a load waits."""
+"""All hand-offs to a peer, and one bulk copy, have had a batch within so long: an eighth of what a load waits."""
 LEAST_BYTES = 64 << 10
 
 
@@ -29,9 +29,9 @@ class BatchSize:
             most_bytes = min(most_bytes, int(link_bytes_s * LONGEST_TURN_S / self._side_by_side))
         return max(LEAST_BYTES, most_bytes // self._part)
 
-    def took(self, seconds: float, pushes: int) -> None:
-        """A batch was carried in so long, while so many pushes had something to send."""
-        turn_s = seconds * max(1.0, pushes / self._side_by_side)
+    def took(self, seconds: float, places: int) -> None:
+        """A batch was carried in so long, while a turn of all pushes was so many batches (``Turns.places``)."""
+        turn_s = seconds * max(1.0, places / self._side_by_side)
         if turn_s > LONGEST_TURN_S:
             self._part = min(1024, 2 * self._part)
         elif turn_s < LONGEST_TURN_S / 4:

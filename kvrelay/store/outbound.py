@@ -179,7 +179,7 @@ class Outbound:
             finally:
                 self._in_flight -= 1
                 push.passage.land(retries, self._clock())
-            self._batch_size.took(self._clock() - began, sum(each.is_sending for each in self._pushes))
+            self._batch_size.took(self._clock() - began, self._pushes.places)
             push.settle(batch)
             self._keeper.transfers.touch(push.transfer.id, self._clock())
             self._keeper.counts.add("bytes_pushed", batch.message.payload_bytes)

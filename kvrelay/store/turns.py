@@ -26,6 +26,13 @@ class Turns:
         """As they are now: what is served, added or removed meanwhile changes the next look."""
         return iter(list(self._pushes.values()))
 
+    @property
+    def places(self) -> int:
+        """Batches after which everyone who has something to send had a turn: one for each hand-off, and one for all
+        bulk copies together."""
+        are_bulk = [push.is_bulk for push in self._pushes.values() if push.is_sending]
+        return are_bulk.count(False) + (True in are_bulk)
+
     def get(self, transfer: str) -> Push | None:
         return self._pushes.get(transfer)
 

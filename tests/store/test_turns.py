@@ -10,6 +10,7 @@ import pytest
 
 from kvrelay.protocol.client import OpenTransfer
 from kvrelay.store.batch import Batch
+from kvrelay.store.batch_size import BatchSize
 from kvrelay.store.outbound import WINDOW
 from kvrelay.store.push import Push
 from kvrelay.store.turns import Turns
@@ -48,6 +49,24 @@ def test_bulk_copies_share_one_place_among_the_hand_offs() -> None:
 
 def test_bulk_copies_alone_are_served_one_after_the_other() -> None:
     assert order(pushes(x=True, y=True, z=True), 7) == "xyzxyzx"
+
+
+@pytest.mark.parametrize(
+    ("hand_offs", "bulk_copies", "idle", "places"), [(0, 0, 3, 0), (3, 0, 2, 3), (2, 5, 0, 3), (0, 5, 2, 1)]
+)
+def test_a_turn_is_as_many_batches_as_it_takes_to_come_round(
+    hand_offs: int, bulk_copies: int, idle: int, places: int
+) -> None:
+    turns = Turns()
+    for number, is_bulk in enumerate([False] * hand_offs + [True] * bulk_copies):
+        sender = Sender(1, f"t{number}")
+        sender.push.is_bulk = is_bulk
+        sender.announce(0)
+        sender.offer(0)
+        turns.add(sender.push)
+    for number in range(idle):
+        turns.add(Sender(1, f"idle{number}").push)
+    assert turns.places == places
 
 
 def test_a_look_at_the_turns_outlives_their_changes() -> None:
@@ -115,6 +134,40 @@ async def test_a_hand_off_of_one_page_does_not_wait_for_the_end_of_a_long_push(e
     gates[0].open.set()
     await until(lambda: len(carried) == len(many) + 1)
     assert carried.index("short") <= WINDOW + 2
+    await ends.settled()
+
+
+class CountedSize(BatchSize):
+    """Notes how many batches a turn was held to be."""
+
+    def __init__(self) -> None:
+        super().__init__(WINDOW)
+        self.places: list[int] = []
+
+    def took(self, seconds: float, places: int) -> None:
+        self.places.append(places)
+        super().took(seconds, places)
+
+
+async def test_many_bulk_copies_do_not_make_batches_small(ends: Ends) -> None:
+    gates: list[Watched] = []
+
+    def watch(path: Any) -> Watched:
+        gates.append(Watched(path, []))
+        return gates[-1]
+
+    ends.replace(watch)
+    link = ends.p.link(ends.d)
+    size = link._batch_size = CountedSize()
+    copies, each = 3 * WINDOW, 3
+    for number in range(copies * each):
+        ends.p.put(number, 32, format=BIG)
+    for copy in range(copies):
+        push_bulk(ends.p, f"copy{copy}", range(copy * each, (copy + 1) * each), ends.d)
+    await until(lambda: sum(push.is_sending for push in link._pushes) == copies)
+    gates[0].open.set()
+    await until(lambda: len(size.places) == copies * each)
+    assert set(size.places) == {0, 1}
     await ends.settled()
 
 
