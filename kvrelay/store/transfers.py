@@ -124,17 +124,7 @@ class Transfers:
         if stage is Stage.FAILED and transfer is not None and transfer.is_open:
             self.fail(transfer, reason, now, unreachable=unreachable)
         else:
-            reason = reason[:MAX_REASON_LENGTH]
-            self._emit(
-                TransferEvent(
-                    store=self._store,
-                    transfer=id,
-                    stage=stage,
-                    reason=reason,
-                    tokens=tokens,
-                    unreachable=unreachable,
-                )
-            )
+            self._tell(id, stage, reason, tokens, unreachable=unreachable)
 
     def not_opened(self, id: str, error: KvrelayError, now: float) -> None:
         """The routers learn why, and whether the way to the other store is at fault."""
@@ -208,13 +198,21 @@ class Transfers:
         transfer.outcome = Stage.FAILED
         self._counts.add("transfers_failed")
         self._close(transfer, now)
-        reason = reason[:MAX_REASON_LENGTH]
+        self._tell(transfer.id, Stage.FAILED, reason, unreachable=unreachable)
+        self.on_failed(transfer)
+
+    def _tell(self, id: str, stage: Stage, reason: str, tokens: int = 0, *, unreachable: bool) -> None:
+        """Tell the routers of a milestone, with as much of its ``reason`` as an event may have."""
         self._emit(
             TransferEvent(
-                store=self._store, transfer=transfer.id, stage=Stage.FAILED, reason=reason, unreachable=unreachable
+                store=self._store,
+                transfer=id,
+                stage=stage,
+                reason=reason[:MAX_REASON_LENGTH],
+                tokens=tokens,
+                unreachable=unreachable,
             )
         )
-        self.on_failed(transfer)
 
     def fail_all(self, opener: Writer, now: float) -> None:
         """The link that opened these is gone."""
