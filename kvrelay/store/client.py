@@ -133,9 +133,9 @@ class StoreClient:
         self, lease: str, names: Sequence[PageName], ttl_s: float, transfers: Sequence[str] = ()
     ) -> Future[Acquired]:
         """Pin what is here or arriving among ``names``; the future raises ``Lost`` when there is no store."""
-        asked = list(names), list(transfers)
+        wanted, bringing = list(names), list(transfers)  # as they are now: the message is made later
         return self._tether.ask(
-            lambda id: Acquire(id=id, lease=lease, names=asked[0], ttl_s=ttl_s, transfers=asked[1]), Acquired
+            lambda id: Acquire(id=id, lease=lease, names=wanted, ttl_s=ttl_s, transfers=bringing), Acquired
         )
 
     # ------------------------------------------------------------ blocking, for scripts

@@ -200,13 +200,12 @@ class Push:
     def most_batch_bytes(self) -> int:
         return RAW_BATCH_BYTES if self.codec is Codec.RAW else BATCH_BYTES
 
-    def next_batch(self, serial: int, most_bytes: int | None = None) -> Batch | None:
+    def next_batch(self, serial: int, most_bytes: int) -> Batch | None:
         """Layers that came in since the last batch, of pages of equally many shards. They count as sent from now on.
 
-        ``most_bytes``: not much more of them (None: ``most_batch_bytes``).
+        ``most_bytes``: not much more of them.
         """
-        size = self.most_batch_bytes if most_bytes is None else most_bytes
-        shards, portions = self._take(max(1, size // self._arena.format.segment_bytes))
+        shards, portions = self._take(max(1, most_bytes // self._arena.format.segment_bytes))
         # After the look, so that no layer is sent that the note does not know: its bell may not have been heard yet.
         self.note_progress()
         if not portions:

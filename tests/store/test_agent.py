@@ -139,7 +139,7 @@ def test_a_peer_that_nixl_has_lost_already_is_forgotten_without_a_word() -> None
 @pytest.mark.parametrize(("address", "slot"), [((1 << 64) - 1, 1), (0, (1 << 64) - 1), (1 << 200, 0)])
 async def test_a_peer_whose_arena_is_beyond_any_memory_is_not_written_to(arena: Arena, address: int, slot: int) -> None:
     found = ArenaFound(serial=1, format=FORMAT, slot=slot, address=address, agent=b"agent")
-    path = OneSided(cast(Line, None), Agent(Acquainted()), arena, found)
+    path = OneSided(cast(Line, None), Agent(Acquainted()), arena, found, set())
     with pytest.raises(Malformed, match="no machine"):
         await path.probe(memoryview(b"pattern"))
 

@@ -8,6 +8,7 @@ from kvrelay.config import StoreConfig
 from kvrelay.protocol.client import NewPage
 from kvrelay.protocol.feed import TransferEvent
 from kvrelay.protocol.peer import PushWanted
+from kvrelay.store.batch import Batch
 from kvrelay.store.keeper import Keeper
 from kvrelay.store.push import Push
 from kvrelay.store.transfers import Way
@@ -50,8 +51,11 @@ class Sender:
         assert self.push.next_offer(0.0) is not None
         self.push.answer(self.wish(*wanted), 0.0)
 
+    def batch(self, serial: int) -> Batch | None:
+        return self.push.next_batch(serial, self.push.most_batch_bytes)
+
     def send(self) -> None:
-        batch = self.push.next_batch(1)
+        batch = self.batch(1)
         assert batch is not None
         self.push.settle(batch)
 
@@ -105,7 +109,7 @@ def test_bytes_that_the_peer_did_not_say_to_have_taken_are_late() -> None:
     ref = sender.announce(0)
     sender.offer(0)
     sender.publish(ref, LAYERS[:-1])
-    on_its_way = sender.push.next_batch(1)
+    on_its_way = sender.batch(1)
     assert on_its_way is not None
     sender.publish(ref, LAYERS[-1:])
     sender.push.settle(on_its_way)
@@ -118,9 +122,9 @@ def test_a_page_is_done_when_all_its_batches_were_taken_in_whatever_order() -> N
     ref = sender.announce(0)
     sender.offer(0)
     sender.publish(ref, LAYERS[:-1])
-    first = sender.push.next_batch(1)
+    first = sender.batch(1)
     sender.publish(ref, LAYERS[-1:])
-    second = sender.push.next_batch(2)
+    second = sender.batch(2)
     assert first is not None
     assert second is not None
     sender.push.settle(second)

@@ -42,7 +42,7 @@ def test_a_page_of_which_nothing_was_sent_is_taken_from_its_other_writer(step: s
     kept = sender.announce_again(1)
     if step == "before it is sent":
         sender.offer(0, 1)
-        assert sender.push.next_batch(1) is None
+        assert sender.batch(1) is None
     elif step == "before it is asked for":
         assert sender.push.next_offer(0.0) is not None
     sender.lose(sender.writer)
@@ -53,7 +53,7 @@ def test_a_page_of_which_nothing_was_sent_is_taken_from_its_other_writer(step: s
         sender.offer(0, 1)
     sender.publish(copy, LAYERS)
     sender.publish(kept, LAYERS)
-    batch = sender.push.next_batch(1)
+    batch = sender.batch(1)
     assert batch is not None
     assert set(batch.runs.slots.tolist()) == {copy.slot, kept.slot}
     assert batch.message.payload_bytes == 2 * len(LAYERS) * SEGMENT
@@ -68,7 +68,7 @@ def test_a_page_of_which_a_layer_was_sent_ends_the_push_with_its_writer() -> Non
     sender.announce_again(0)
     sender.offer(0)
     sender.publish(first, LAYERS[:1])
-    assert sender.push.next_batch(1) is not None
+    assert sender.batch(1) is not None
     sender.lose(sender.writer)
     assert sender.push.problem
     sender.close()
@@ -92,7 +92,7 @@ def test_a_push_of_a_page_that_another_copy_overtook_hears_of_its_end() -> None:
     sender.publish(copy, LAYERS)
     sender.lose(sender.writer)
     assert not sender.push.problem
-    batch = sender.push.next_batch(1)
+    batch = sender.batch(1)
     assert batch is not None
     assert batch.runs.slots.tolist() == [copy.slot]
     sender.push.settle(batch)

@@ -92,7 +92,7 @@ async def test_an_arena_that_was_not_asked_for_is_not_mapped_and_its_descriptor_
 async def test_an_address_that_cannot_be_is_not_written_to(address: int, slot: int) -> None:
     line: Any = Far(ArenaFound(serial=1, format=PROBE_FORMAT, slot=slot, address=address, agent=b"far"))
     with pytest.raises(Malformed, match="no arena"):
-        await OneSided.open(line, Agent(Books()), Arena.create(PROBE_FORMAT, 1, epoch=7))
+        await OneSided.open(line, Agent(Books()), Arena.create(PROBE_FORMAT, 1, epoch=7), set())
 
 
 class Forgetful(Books):
@@ -107,7 +107,7 @@ class Forgetful(Books):
 
 async def test_a_path_whose_peer_nixl_has_forgotten_closes_quietly() -> None:
     line: Any = Far(ArenaFound(serial=1, format=PROBE_FORMAT, address=4096, agent=b"\xff"))
-    path = await OneSided.open(line, Agent(Forgetful()), Arena.create(PROBE_FORMAT, 1, epoch=7))
+    path = await OneSided.open(line, Agent(Forgetful()), Arena.create(PROBE_FORMAT, 1, epoch=7), set())
     path.close()
     path.close()
 

@@ -31,9 +31,7 @@ class OneSided:
 
     transport = Transport.NIXL
 
-    def __init__(
-        self, line: Line, agent: Agent, source: Arena, found: ArenaFound, refused: set[PageFormat] | None = None
-    ) -> None:
+    def __init__(self, line: Line, agent: Agent, source: Arena, found: ArenaFound, refused: set[PageFormat]) -> None:
         """``refused``: formats whose arenas cannot be written from or to; it outlives this path, and grows."""
         self._line = line
         self._agent = agent
@@ -42,12 +40,12 @@ class OneSided:
         self._probes = found
         self._peer = agent.meet(found.agent)
         self._addresses: dict[PageFormat, int] = {}
-        self._refused = set() if refused is None else refused
+        self._refused = refused
         self._finding = asyncio.Lock()
         self._is_closed = False
 
     @classmethod
-    async def open(cls, line: Line, agent: Agent, source: Arena, refused: set[PageFormat] | None = None) -> OneSided:
+    async def open(cls, line: Line, agent: Agent, source: Arena, refused: set[PageFormat]) -> OneSided:
         """Raises ``Lost``, ``Refused``."""
         agent.register(source)
         return cls(line, agent, source, await _find(line, None), refused)
