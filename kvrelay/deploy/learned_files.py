@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
+import time
 from pathlib import Path
 
 import msgspec
@@ -14,10 +15,14 @@ from kvrelay.deploy.cache import learned_root
 from kvrelay.errors import Misconfigured
 from kvrelay.fleet.experience import Experience
 from kvrelay.fleet.links import Links
-from kvrelay.router.learned import LearnedFile
+from kvrelay.router.learned import PARTIAL, LearnedFile
 
 MAX_FILES = 64
 """Set-ups that are remembered, the last ones: a file of many kinds of workers and ways has some 100 KB."""
+
+PARTIAL_S = 86400.0
+"""Age from which a file that was never written to its end is of a router that died meanwhile: a write takes seconds at
+most."""
 
 
 def keeping(config: Config) -> Config:
@@ -54,7 +59,10 @@ def _drop_unreadable(path: Path) -> None:
 
 
 def _make_room(path: Path) -> None:
-    """Forget the set-ups that were not used for longest. Raises ``OSError``."""
+    """Forget the set-ups that were not used for longest, and what dead routers began to write. Raises ``OSError``."""
+    for partial in path.parent.glob(f"*{PARTIAL}"):
+        if time.time() - partial.stat().st_mtime > PARTIAL_S:
+            partial.unlink(missing_ok=True)
     others = sorted((other for other in path.parent.glob("*.json") if other != path), key=lambda it: it.stat().st_mtime)
     for other in others[: max(0, len(others) - MAX_FILES + 1)]:
         other.unlink(missing_ok=True)

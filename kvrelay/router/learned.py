@@ -4,6 +4,7 @@ nor let it wait for a disk: what cannot be written is told once."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import threading
@@ -25,6 +26,8 @@ LAST_SAVE_S = 2.0
 WRITER = "kvrelay-learned"
 """Name of the thread that writes."""
 MAX_FILE_BYTES = 64 << 20
+PARTIAL = ".tmp"
+"""End of the name of a file that is being written; what comes before tells its process."""
 
 
 class LearnedFile:
@@ -91,7 +94,7 @@ class LearnedFile:
                 self._writing.cancel()  # the loop will not hear of its end
 
     def _write(self, content: bytes) -> None:
-        written = self._path.with_name(f"{self._path.name}.{os.getpid()}.tmp")
+        written = self._path.with_name(f"{self._path.name}.{os.getpid()}{PARTIAL}")
         try:
             written.write_bytes(content)
             written.replace(self._path)
@@ -99,6 +102,8 @@ class LearnedFile:
             if not self._told:
                 log.warning("what was learned cannot be kept in %s: %s", self._path, error.strerror)
             self._told = True
+            with contextlib.suppress(OSError):
+                written.unlink(missing_ok=True)  # the next router would write one of another name: on a full disk
 
 
 def _on_thread(work: Callable[[], None]) -> Future[None]:

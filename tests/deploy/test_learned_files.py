@@ -83,3 +83,13 @@ def test_the_set_ups_that_were_not_used_for_longest_are_forgotten(cache: Path, m
         os.utime(cache / f"{age}.json", (1000 - age, 1000 - age))
     kept(PLAIN).write_text("{}")
     assert sorted(path.name for path in cache.iterdir() if path != kept(PLAIN)) == ["0.json", "1.json"]
+
+
+def test_what_a_router_that_died_began_to_write_is_removed_a_day_later(cache: Path) -> None:
+    cache.mkdir(parents=True)
+    old, new = cache / "0.json.17.tmp", cache / "0.json.18.tmp"
+    for partial in (old, new):
+        partial.write_text("{")
+    os.utime(old, (1000, 1000))
+    keeping(PLAIN)
+    assert list(cache.iterdir()) == [new]

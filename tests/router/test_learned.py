@@ -114,6 +114,13 @@ async def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path: Path, cap
     assert len(caplog.records) == 1
 
 
+async def test_a_write_that_fails_leaves_no_half_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "learned.json"
+    path.mkdir()
+    await LearnedFile(path, Experience(Links())).save()
+    assert list(tmp_path.iterdir()) == [path]
+
+
 class StalledFolder:
     """A folder whose files cannot be written before somebody reads them: what is written goes into a pipe."""
 
