@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ DEBIAN_PACKAGES = {"libibverbs.so.1": "libibverbs1", "libnuma.so.1": "libnuma1",
 LEFT_OUT = "left_out"
 """Instead of figures: why there are none."""
 _TAIL_CHARACTERS = 4000
+_LONGEST_S = 600.0
+"""One run takes less than a minute where nothing hangs."""
 _ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -61,12 +64,28 @@ def _run(module: str, say: Say) -> Figures:
     except subprocess.CalledProcessError:
         return _without(f"pip cannot install {' '.join(PACKAGES)}", say)
     command = enclosure.command([str(python), "-m", module])
-    environment = {**os.environ, "PYTHONPATH": str(_ROOT)}
-    ended = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
+    ended = _ended(command)
     if ended.returncode:
         raise RuntimeError(f"{module} ended with {ended.returncode}:\n{ended.stderr[-_TAIL_CHARACTERS:]}")
     figures: Figures = json.loads(ended.stdout.splitlines()[-1])
     return figures
+
+
+def _ended(command: list[str]) -> subprocess.CompletedProcess[str]:
+    """Raises ``RuntimeError`` when it takes longer than ``_LONGEST_S``. Nothing that it started outlives it then: that
+    would hold the pipes which we read to their end."""
+    environment = {**os.environ, "PYTHONPATH": str(_ROOT)}
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment, process_group=0)
+    try:
+        output, errors = process.communicate(timeout=_LONGEST_S)
+    except subprocess.TimeoutExpired as error:
+        raise RuntimeError(f"{' '.join(command[-2:])} was not over after {_LONGEST_S:g} s") from error
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
 def _without(reason: str, say: Say) -> Figures:

@@ -26,6 +26,8 @@ from benchmarks.transports import gb_per_s
 _HOST = "127.0.0.1"
 _MARK = 7
 """What the sender's bytes are; the receiver's are 1."""
+_ANSWER_S = 60.0
+"""Longest wait for the receiver, which registers or compares some 64 MB."""
 
 
 def _engine_with(memory: npt.NDArray[np.uint8]) -> Any:
@@ -60,9 +62,20 @@ def writes_s(load: Load) -> list[float]:
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.Process(target=_receive, args=(load.size_bytes, theirs), daemon=True)
     process.start()
+    theirs.close()  # the receiver's end is the only one: when it dies, that is heard
+    try:
+        seconds = _each_write_s(load, ours)
+        process.join(_ANSWER_S)
+    finally:
+        process.kill()
+    return seconds[1:]
+
+
+def _each_write_s(load: Load, ours: Connection) -> list[float]:
+    """Of all rounds, the first one included."""
     memory = _memory(load.size_bytes, _MARK)
     engine = _engine_with(memory)
-    port, base = ours.recv()
+    port, base = _answer(ours)
     lengths = [load.format.page_bytes] * load.pages
     seconds: list[float] = []
     for serial in range(ROUNDS + 1):
@@ -72,11 +85,20 @@ def writes_s(load: Load) -> list[float]:
         _ok(engine.batch_transfer_sync_write(f"{_HOST}:{port}", here, there, lengths), "batch_transfer_sync_write")
         seconds.append(time.perf_counter() - started)
     ours.send("look")
-    if not ours.recv():
+    if not _answer(ours):
         raise RuntimeError("Mooncake: bytes are missing")
     ours.send("end")
-    process.join()
-    return seconds[1:]
+    return seconds
+
+
+def _answer(receiver: Connection) -> Any:
+    """What the receiver says next. Raises ``RuntimeError`` when it says nothing for ``_ANSWER_S``, or has died."""
+    try:
+        if receiver.poll(_ANSWER_S):
+            return receiver.recv()
+    except EOFError as error:
+        raise RuntimeError("Mooncake: the receiver has died") from error
+    raise RuntimeError(f"Mooncake: the receiver said nothing for {_ANSWER_S:g} s")
 
 
 def main() -> None:

@@ -32,6 +32,7 @@ _HOST = "127.0.0.1"
 _PORT, _METRICS_PORT = 50051, 9003
 """Free: the namespace has no other process."""
 _START_S = 30.0
+_STOP_S = 10.0
 _SIZES = [FORMAT.page_bytes] * PAGES
 _ROUND_BYTES = sum(_SIZES)
 _BUFFER_BYTES = 64 << 20
@@ -48,7 +49,15 @@ def _master() -> Iterator[str]:
         _wait_serving(process)
         yield f"{_HOST}:{_PORT}"
     finally:
-        process.terminate()
+        _stop(process)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(_STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
         process.wait()
 
 
