@@ -11,6 +11,7 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 
+from kvrelay.deploy.absences import Absences
 from kvrelay.deploy.comebacks import MOST_DEATHS, WELL_S, Comebacks
 from kvrelay.deploy.members import Kind, Member, RunDir
 from kvrelay.deploy.process import Child, describe_exit
@@ -55,6 +56,7 @@ class Crew:
         """Restarts of all other members."""
         self._serving_since_s: dict[str, float] = {}
         """When a process of each of these others was first seen to serve, by name."""
+        self._absences = Absences()
         self._starts: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         """By name: who has died is started by one of those who want it to run, and by none once it was killed on
         purpose."""
@@ -177,7 +179,7 @@ class Crew:
                 served = self._followers[name].read().ready
                 pause_s = self._revivals.died(name, now, served=served)
                 self._due_s[name] = now + pause_s
-                self._tell_death(name, pause_s if self.routers() else 0.0)
+                self._tell_death(name, now, pause_s if self.routers() else 0.0)
         if not self.routers():
             self._due_s.update(dict.fromkeys(filter(self._is_replica, self._due_s), now))
 
@@ -212,11 +214,13 @@ class Crew:
         """How it died."""
         return self._unstarted.get(name) or describe_exit(self._children[name].exit_status)
 
-    def _tell_death(self, name: str, pause_s: float) -> None:
-        when = f"in {pause_s:g} s" if pause_s else "now"
-        _log.warning(
-            "%s died (%s) and is started again %s; its log: %s", name, self._how(name), when, self._run.log(name)
-        )
+    def _tell_death(self, name: str, now: float, pause_s: float) -> None:
+        ending = "was stopped" if self._was_stopped(name) else f"died ({self._how(name)})"
+        self._absences.began(name, ending, now, pause_s=pause_s, log=self._run.log(name))
+
+    def _was_stopped(self, name: str) -> bool:
+        """Whether it ended as one does that is asked to, as after a drain."""
+        return name not in self._unstarted and self._children[name].exit_status == 0
 
     def note_dead_members(self, now: float) -> None:
         """Others that died, once all had come to serve, are to be started again: that is no crash."""
@@ -228,7 +232,7 @@ class Crew:
             pause_s = known.died(name, now - self._serving_since_s.get(name, now))
             if pause_s is not None:
                 self._due_s[name] = now + pause_s
-                self._tell_death(name, pause_s)
+                self._tell_death(name, now, pause_s)
         for name in filter(known.is_down, noted):  # last: whether the rest goes on depends on all of them
             self._tell_down(name)
 
@@ -238,6 +242,7 @@ class Crew:
                 self._follow([member.name])
                 if self._followers[member.name].progress.ready:
                     self._serving_since_s[member.name] = now
+                    self._absences.ended(member.name, now)
 
     def _tell_down(self, name: str) -> None:
         often = f"{name} died {MOST_DEATHS} times in a row and did not serve for {WELL_S:g} s in between"

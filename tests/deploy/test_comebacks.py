@@ -119,6 +119,29 @@ async def test_a_worker_a_store_or_an_only_router_that_dies_is_started_again_wit
     assert f"{name} died (killed by SIGKILL) and is started again now" in caplog.text
 
 
+async def test_one_that_serves_again_is_told_with_the_time_that_it_was_away(
+    crew: Crew, caplog: pytest.LogCaptureFixture
+) -> None:
+    await die(crew, "both-0")
+    await look(crew, 10.0)
+    assert "serves again" not in caplog.text
+    await until(lambda: all(each.read().ready for each in crew._followers.values()))
+    crew.note_dead_members(52.0)
+    crew.note_dead_members(53.0)
+    assert caplog.messages[1:] == ["both-0 serves again, after 42 s"]
+
+
+async def test_one_that_ends_as_it_was_asked_to_was_stopped_and_did_not_die(
+    crew: Crew, caplog: pytest.LogCaptureFixture
+) -> None:
+    crew.members["both-0"] = msgspec.structs.replace(crew.members["both-0"], arguments=("print('bye')",))
+    await die(crew, "both-0")
+    await look(crew, 10.0)
+    await ended(crew, "both-0")
+    await look(crew, 100.0)
+    assert caplog.messages[1] == f"both-0 was stopped and is started again in 0.5 s; its log: {crew._run.log('both-0')}"
+
+
 async def sicken(crew: Crew, name: str) -> None:
     """It dies, and every new process of it at once."""
     crew.members[name] = msgspec.structs.replace(crew.members[name], arguments=(SICK,))
