@@ -79,7 +79,11 @@ def up(
         view.close()
         announce_stop()
 
-    run(_serve(settings, view), stopping)
+    try:
+        run(_serve(settings, view), stopping)
+    except SystemExit:  # rich's, once nobody reads: it has let go of the pipe
+        errors.print("Stopped: nobody reads what this prints any more.")
+        raise
     console.print("Stopped.")
 
 

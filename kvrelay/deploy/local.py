@@ -39,6 +39,8 @@ from kvrelay.types import Role, Value
 RUN_DIR_VARIABLE = "KVRELAY_RUN_DIR"
 MADE_UP = "made-up"
 """Name of the model that mock workers serve when none is given: a tokenizer, and context for long prompts."""
+_ON_PURPOSE = (asyncio.CancelledError, KeyboardInterrupt, SystemExit)
+"""Somebody ended it, or closed the pipe that it wrote to: no crash whose logs are wanted."""
 _KNOWN_WAIT_S = 15.0
 """Longest time from a member's start until the routers know it."""
 
@@ -177,15 +179,14 @@ class LocalCluster:
             await self._crew.until_ready(self.names, self._start_wait_s)
             await self._until_known(self.names)
         except BaseException as error:
-            await self._close(keep_logs=not isinstance(error, asyncio.CancelledError))
+            await self._close(keep_logs=not isinstance(error, _ON_PURPOSE))
             raise
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        interrupted = kind is None or issubclass(kind, (asyncio.CancelledError, KeyboardInterrupt))
-        await self._close(keep_logs=not interrupted)
+        await self._close(keep_logs=kind is not None and not issubclass(kind, _ON_PURPOSE))
 
     def _find_model(self) -> Path | None:
         """None: mock workers make do with a model that is made up. Raises ``Misconfigured``."""

@@ -35,6 +35,26 @@ async def up(run_dir: Path) -> AsyncIterator[Child]:
     await child.stop(grace_s=20)
 
 
+async def test_up_whose_output_is_closed_ends_and_leaves_nothing(tmp_path: Path) -> None:
+    """As in ``kvrelay up --mock 1x1 | head -1``."""
+    environment = {name: value for name, value in os.environ.items() if name != "KVRELAY_RUN_DIR"}
+    command = [sys.executable, "-m", "kvrelay", "up", "--mock", "1x1", "--port", "0", "--control-port", "0"]
+    up = await asyncio.create_subprocess_exec(
+        *command,
+        stdout=(output := os.pipe())[1],
+        stderr=asyncio.subprocess.PIPE,
+        env=environment | {"TMPDIR": str(tmp_path)},
+    )
+    os.close(output[1])
+    with os.fdopen(output[0]) as read:
+        assert (await asyncio.to_thread(read.readline)).startswith(f"Run directory: {tmp_path}/kvrelay-")
+    processes = tree(up.pid)
+    _, told = await up.communicate()
+    assert (up.returncode, told) == (1, b"Stopped: nobody reads what this prints any more.\n")
+    assert await all_dead(processes)
+    assert list(tmp_path.iterdir()) == []
+
+
 async def kvrelay(*arguments: str) -> tuple[int | None, str]:
     """Exit status and output of a command."""
     process = await asyncio.create_subprocess_exec(
