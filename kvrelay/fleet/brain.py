@@ -227,6 +227,7 @@ class Brain:
         flight.timeline.mark("decode_sent", now)
         flight.asked_s = now
         self.loads.asked(flight.decode)
+        self.outcomes.decode_asked(flight)
         return self._decode_orders.of(flight, now)
 
     def decode_refused(
@@ -260,7 +261,7 @@ class Brain:
     def answered(self, request_id: str, now: float) -> list[Command]:
         """D wrote the whole answer, which came in one piece: nobody knows when the first token was there."""
         flight = self._flights[request_id]
-        self.outcomes.answered(flight)
+        self.outcomes.answered(flight, now)
         self.loads.computed(flight.decode, now)
         return self.waits.computed(request_id, now)
 

@@ -265,7 +265,10 @@ class Flight:
     cached_before: int | None = None
     """P's cached tokens when that happened for the first time."""
     load_at_first: tuple[int, int] | None = None
-    """Sequences and KV tokens at D when the first token came."""
+    """Sequences and KV tokens at D when the first token came; before it, and of an answer in one piece, when D was
+    asked."""
+    answered_s: float | None = None
+    """When the whole answer came, in one piece."""
 
     @property
     def request_id(self) -> str:

@@ -12,6 +12,10 @@ from kvrelay.policy.route import Path
 
 MIN_STEPS = 4
 """Shorter answers say little about a step: the first and last gap are the router's as much as the engine's."""
+MIN_WHOLE_STEPS = 16
+FIRST_SHARE = 0.25
+"""An answer in one piece tells of its steps when it has so many tokens, and no more than this share of its time can be
+that of its first token, which nobody saw."""
 MIN_MOVED_BYTES = 1 << 20
 """Smaller transfers say nothing about a bandwidth."""
 MIN_ANSWER_S = 1e-3
@@ -50,26 +54,34 @@ class Lessons:
         past = leg.prompt_tokens - new  # a lesson that is kept must not keep the request
         self._experience.saw(leg.reservation.worker, lambda perf: perf.saw_prefill(new, past, seconds))
 
+    def asked(self, flight: Flight) -> None:
+        """D is asked for the answer."""
+        flight.load_at_first = self._running(flight)
+
     def first_token(self, flight: Flight, now: float) -> None:
         """D's first token is here."""
         flight.load_at_first = self._running(flight)
+        self._count_handoff(flight)
+        self._wrote_first(flight, now)
+
+    def answered(self, flight: Flight, now: float) -> None:
+        """D's answer came in one piece: what it tells shows once its tokens are counted."""
+        flight.answered_s = now
+        self._count_handoff(flight)
+
+    def _count_handoff(self, flight: Flight) -> None:
+        if flight.path is Path.REMOTE_PREFILL:
+            self._experience.handoffs += 1
+
+    def _wrote_first(self, flight: Flight, now: float) -> None:
         if flight.path is Path.REMOTE_PREFILL:
             self._handed_over(flight, now)
         elif flight.timeline.predicted is not None:
             self._computed_itself(flight, now)
 
-    def answered(self, flight: Flight) -> None:
-        """D's answer came in one piece, which says nothing of its first token."""
-        if flight.path is Path.REMOTE_PREFILL:
-            self._experience.handoffs += 1
-
     def _handed_over(self, flight: Flight, now: float) -> None:
-        self._experience.handoffs += 1
-        since_s = now - flight.ask.received_s
-        ready_s = [record.loaded_at or record.computed_at for record in flight.timeline.transfers.values()]
-        known = [moment for moment in ready_s if moment is not None]
-        if known and len(known) == len(ready_s):
-            answer_s = max(MIN_ANSWER_S, since_s - max(known))
+        if (ready_s := _ready_s(flight)) is not None:
+            answer_s = max(MIN_ANSWER_S, now - flight.ask.received_s - ready_s)
             self._experience.saw(flight.decode.worker, lambda perf: perf.saw_answer(answer_s))
 
     def _computed_itself(self, flight: Flight, now: float) -> None:
@@ -109,9 +121,26 @@ class Lessons:
         first = flight.timeline.events.get("first_token")
         each = flight.timeline.output_tokens / flight.ask.sequences
         self._experience.saw_output(flight.ask.facts.model, each)
-        if first is None or flight.load_at_first is None or each < MIN_STEPS:
+        if flight.answered_s is not None:
+            self._wrote_whole(flight, each, flight.answered_s)
+        elif first is not None and each >= MIN_STEPS:
+            self._stepped(flight, (now - flight.ask.received_s - first) / (each - 1))
+
+    def _wrote_whole(self, flight: Flight, each: float, now: float) -> None:
+        """Learn from an answer of ``each`` tokens that came in one piece. A single token is its first one; of many the
+        first took a part of the time that is known, or as long as the others. Where D computed the prompt itself,
+        nobody saw when it began to write many."""
+        if each <= 1:
+            self._wrote_first(flight, now)
+        elif each >= MIN_WHOLE_STEPS and (ready_s := _ready_s(flight)) is not None:
+            whole_s, law = now - flight.ask.received_s - ready_s, self._experience.answer(flight.decode.worker)
+            first_s = law.rates[0] if law.seen else whole_s / each
+            if first_s <= FIRST_SHARE * whole_s:
+                self._stepped(flight, (whole_s - first_s) / (each - 1))
+
+    def _stepped(self, flight: Flight, step_s: float) -> None:
+        if flight.load_at_first is None:
             return
-        step_s = (now - flight.ask.received_s - first) / (each - 1)
         pairs = zip(flight.load_at_first, self._running(flight), strict=True)
         sequences, kv_tokens = ((before + after) / 2 for before, after in pairs)
         self._experience.saw(flight.decode.worker, lambda perf: perf.saw_step(sequences, kv_tokens, step_s))
@@ -119,3 +148,10 @@ class Lessons:
     def _running(self, flight: Flight) -> tuple[int, int]:
         worker = flight.decode.worker
         return self._loads.sequences[worker], self._loads.kv_tokens[worker]
+
+
+def _ready_s(flight: Flight) -> float | None:
+    """When the pages of all prompts were with D, as far as it was heard, since the request was received."""
+    ready_s = [record.loaded_at or record.computed_at for record in flight.timeline.transfers.values()]
+    known = [moment for moment in ready_s if moment is not None]
+    return max(known) if known and len(known) == len(ready_s) else None

@@ -72,6 +72,10 @@ class Outcomes:
         self.breakers.sent(worker, request_id)
         self._lessons.decode_chosen(worker)
 
+    def decode_asked(self, flight: Flight) -> None:
+        """It is asked for it now."""
+        self._lessons.asked(flight)
+
     def decode_refused(self, flight: Flight, now: float) -> None:
         """D failed before its first byte reached the client."""
         self.breakers.failed(flight.decode.worker, flight.request_id, now)
@@ -88,9 +92,9 @@ class Outcomes:
         self._lessons.first_token(flight, now)
         self._wrote(flight)
 
-    def answered(self, flight: Flight) -> None:
+    def answered(self, flight: Flight, now: float) -> None:
         """D wrote an answer that came in one piece."""
-        self._lessons.answered(flight)
+        self._lessons.answered(flight, now)
         self._wrote(flight)
 
     def resumed(self, flight: Flight) -> None:

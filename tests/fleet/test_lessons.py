@@ -44,8 +44,9 @@ def serve(
     noise: float = 1.0,
     tells: bool = True,
     latency_s: float = LATENCY_S,
+    whole: int = 0,
 ) -> float:
-    """One request in that world, alone; its time to the first token."""
+    """One request in that world, alone; its time to the first token. ``whole``: tokens of an answer in one piece."""
     facts = RequestFacts(request_id=name, model="tiny", prompt_tokens=(tokens,), max_tokens=20, page_names=())
     plan = brain.begin(Ask(facts=facts, received_s=now), now)
     assert isinstance(plan, Plan)
@@ -65,6 +66,11 @@ def serve(
         if tells:
             brain.transfer_event(TransferEvent(store="s2", transfer=transfer, stage=Stage.LOADED, tokens=tokens), at)
     at += noise * ANSWER_S
+    if whole:
+        end = at + noise * (whole - 1) * STEP_S
+        brain.answered(name, end)
+        brain.finish(name, status=200, output_tokens=whole, now=end + 5.0)  # to a slow client
+        return at - now
     brain.first_token(name, at)
     brain.finish(name, status=200, output_tokens=20, now=at + noise * 19 * STEP_S)
     return at - now
@@ -96,6 +102,30 @@ def test_the_time_per_token_is_learned() -> None:
     brain = fleet(local_prefill=False)
     errors(brain, 30)
     assert brain.experience.perf("d").step_s(1, 120) == pytest.approx(STEP_S, rel=0.05)
+
+
+def test_an_answer_in_one_piece_teaches_the_time_per_token_and_one_of_a_single_token_its_first() -> None:
+    brain = fleet(local_prefill=False)
+    for number in range(20):
+        serve(brain, f"many {number}", 100, 100.0 * number, whole=20)
+    step_s, few = brain.experience.perf("d").step_s(1, 120), fleet(local_prefill=False)
+    assert step_s == pytest.approx(STEP_S, rel=0.1)
+    assert brain.experience.guesses("p", "d") == ("answer",)
+    for number in range(20):
+        serve(few, f"few {number}", 100, 100.0 * number, whole=8)
+        serve(brain, f"one {number}", 100, 1e4 + 100.0 * number, whole=1)
+    assert brain.experience.answer("d").rates[0] == pytest.approx(ANSWER_S, rel=0.05)
+    assert brain.experience.guesses("p", "d") == ()
+    assert few.experience.guesses("p", "d") == ("answer", "tpot"), "their first token may be most of their time"
+
+
+def test_a_single_token_in_one_piece_teaches_what_a_prompt_takes_where_it_is_answered() -> None:
+    brain = Brain(dead_after_s=1e9, transfer_wait_s=1e9)
+    brain.members.register_store(store("s2"), 0.0)
+    brain.register_worker(worker("d", Role.DECODE, store="s2"), 0.0)
+    for number in range(30):
+        serve(brain, f"one {number}", (20, 100, 300)[number % 3], 100.0 * number, whole=1)
+    assert brain.experience.perf("d").prefill_s(300) == pytest.approx(prefill_s(300), rel=0.1)
 
 
 @pytest.mark.parametrize(
