@@ -34,23 +34,31 @@ class BrokenWay(msgspec.Struct, frozen=True):
     why: str = ""
 
 
+class NotReady(msgspec.Struct, frozen=True):
+    """A worker that gets no work, and nobody meant that."""
+
+    worker: str
+    why: str
+
+
 class FleetHealth(msgspec.Struct, frozen=True):
     """The part of a router's /health that a doctor reads."""
 
     status: str
     why: str = ""
     why_is_listed: bool = False
-    """A row of ``stranded`` or ``broken_ways`` says it."""
+    """A row of ``stranded``, ``broken_ways`` or ``not_ready`` says it."""
     stranded: list[Stranded] = []
     workers: list[Member] = []
     broken_ways: list[BrokenWay] = []
+    not_ready: list[NotReady] = []
 
     @property
     def complaints(self) -> list[str]:
         """One sentence for each thing that is not as meant; empty when all is well."""
         if self.status == "ok":
             return []
-        told = [*map(_told, self.stranded), *map(_no_way, self.broken_ways)]
+        told = [*map(_told, self.stranded), *map(_no_way, self.broken_ways), *map(_idle, self.not_ready)]
         return told if self.why_is_listed else [f"{self.status}: {self.why}", *told]
 
     @property
@@ -75,6 +83,10 @@ def _no_way(way: BrokenWay) -> str:
         f"no pages get from store {way.source} to store {way.target} ({way.why}): prompts are computed where they are "
         "answered, or by others. Look at the network between these machines, and at store.peers"
     )
+
+
+def _idle(row: NotReady) -> str:
+    return f"worker {row.worker} gets no work: {row.why}. Look at its log, or start it again"
 
 
 def fleet_health(url: str) -> FleetHealth | None:

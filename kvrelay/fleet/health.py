@@ -20,7 +20,7 @@ class Judgement(Value, frozen=True):
     status: str
     why: str
     is_listed: bool = False
-    """A list says it, too: ``stranded`` or ``broken_ways``."""
+    """A list says it, too: ``stranded``, ``broken_ways`` or ``not_ready``."""
 
 
 class Health(Value, frozen=True, kw_only=True):
@@ -29,7 +29,7 @@ class Health(Value, frozen=True, kw_only=True):
     status: str
     why: str
     why_is_listed: bool
-    """``stranded`` or ``broken_ways`` says it, too."""
+    """``stranded``, ``broken_ways`` or ``not_ready`` says all of ``why``, too: who shows those can leave it out."""
     workers: list[dict[str, object]]
     stores: list[dict[str, object]]
     unpaired: list[dict[str, str]]
@@ -38,6 +38,8 @@ class Health(Value, frozen=True, kw_only=True):
     """Workers that none of those they could work with understands, with the field that differs."""
     broken_ways: list[dict[str, object]]
     """From one store to another no page gets any more: transfers failed again and again. A probe goes now and then."""
+    not_ready: list[dict[str, str]]
+    """Workers that get no work though nobody drains them and they did not say goodbye, and why."""
     in_flight: int
 
     @property
@@ -50,7 +52,8 @@ def examine(brain: Brain, now: float) -> Health:
     usable = brain.fleet.workers.usable(now)
     unpaired = list(_unpaired(brain, usable, now))
     lost, parted = stranded(brain, now), cut_off(brain, now)
-    verdict = _judge(brain, usable, lost, now)
+    not_ready = list(_not_ready(brain, now))
+    verdict = _judge(brain, usable, lost, not_ready, now)
     return Health(
         status=verdict.status,
         why=verdict.why,
@@ -64,6 +67,7 @@ def examine(brain: Brain, now: float) -> Health:
         unpaired=unpaired,
         stranded=lost,
         broken_ways=[msgspec.structs.asdict(way) for way in brain.fleet.ways.broken()],
+        not_ready=not_ready,
         in_flight=brain.in_flight,
     )
 
@@ -74,7 +78,13 @@ def serves_unless_drained(brain: Brain, now: float) -> bool:
     return any(worker.role.decodes for worker in able)
 
 
-def _judge(brain: Brain, usable: Sequence[WorkerInfo], lost: list[dict[str, str]], now: float) -> Judgement:
+def _judge(
+    brain: Brain,
+    usable: Sequence[WorkerInfo],
+    lost: list[dict[str, str]],
+    not_ready: list[dict[str, str]],
+    now: float,
+) -> Judgement:
     if not any(worker.role.decodes for worker in usable):
         draining = [member.info.name for member in _draining(brain, now) if member.info.role.decodes]
         return Judgement("unavailable", f"no worker with role decode or both is ready; {_cure(draining)}")
@@ -92,7 +102,28 @@ def _judge(brain: Brain, usable: Sequence[WorkerInfo], lost: list[dict[str, str]
     if alone:
         draining = [member.info.name for member in _draining(brain, now) if member.info.role.prefills]
         return Judgement("degraded", f"no prefill worker is ready for {', '.join(alone)}; {_cure(draining)}")
+    if not_ready:
+        told = ", ".join(f"{row['worker']} ({row['why']})" for row in not_ready)
+        return Judgement("degraded", f"without new work: {told}; look at its log, or start it again", is_listed=True)
     return Judgement("ok", "")
+
+
+def _not_ready(brain: Brain, now: float) -> Iterator[dict[str, str]]:
+    for member in brain.fleet.workers:
+        if why := _why_not_ready(brain, member, now):
+            yield {"worker": member.info.name, "why": why}
+
+
+def _why_not_ready(brain: Brain, member: Member[WorkerInfo], now: float) -> str:
+    """Why the worker gets no work; empty when it does, and when that is meant."""
+    workers, name = brain.fleet.workers, member.info.name
+    if member.left or member.draining or workers.is_usable(name, now):
+        return ""
+    if not workers.is_alive(name, now):
+        return f"nothing was heard of it for {now - member.heard_s:.0f} s"
+    if not member.healthy:
+        return f"its last healthy heartbeat was {workers.unwell_s(name, now):.0f} s ago"
+    return "it makes no progress with what it was asked"
 
 
 def _failing_decode_workers(brain: Brain, usable: Sequence[WorkerInfo], now: float) -> Judgement | None:

@@ -38,6 +38,13 @@ def test_a_broken_way_alone_is_told_once() -> None:
     assert told.startswith("no pages get from store s1 to store s2 (cut)")
 
 
+def test_a_worker_that_fell_silent_is_told_once() -> None:
+    brain = known_brain([("p0", "s1"), ("p1", "s1")], [("d0", "s1"), ("d1", "s1")])
+    brain.fleet.workers.stall("p0", NOW_S)
+    (told,) = complaints(brain)
+    assert told.startswith("worker p0 gets no work: it makes no progress")
+
+
 def test_a_broken_way_does_not_hide_that_every_writer_fails() -> None:
     brain = with_a_broken_way()
     for worker in ("d0", "d1"):

@@ -74,6 +74,46 @@ def test_a_fleet_that_decodes_only_is_degraded_and_serves() -> None:
     assert "no prefill worker is ready for d;" in health.why
 
 
+def fleet_of_two_each() -> Brain:
+    fleet = brain()
+    for number in range(2):
+        fleet.register_worker(worker(f"p{number}", Role.PREFILL), 0.0)
+        fleet.register_worker(worker(f"d{number}", Role.DECODE), 0.0)
+    return fleet
+
+
+def beat(fleet: Brain, *names: str, now: float, healthy: bool = True) -> None:
+    for name in names:
+        fleet.fleet.workers.hear(name, "i1", healthy=healthy, counts={}, now=now)
+
+
+def test_a_worker_that_falls_silent_beside_others_is_named_until_it_is_heard_again() -> None:
+    fleet = fleet_of_two_each()
+    fleet.members.register_store(store(), 3.0)
+    beat(fleet, "p1", "d0", "d1", now=3.0)
+    health = examine(fleet, 3.0)
+    assert (health.status, health.serving, health.why_is_listed) == ("degraded", True, True)
+    assert health.not_ready == [{"worker": "p0", "why": "nothing was heard of it for 3 s"}]
+    assert "p0 (nothing was heard of it for 3 s)" in health.why
+    beat(fleet, "p0", now=4.0)
+    assert (examine(fleet, 4.0).status, examine(fleet, 4.0).not_ready) == ("ok", [])
+
+
+def test_workers_that_say_that_they_are_unwell_or_that_stall_are_named_too() -> None:
+    fleet = fleet_of_two_each()
+    beat(fleet, "d1", now=1.0, healthy=False)
+    fleet.fleet.workers.stall("p1", 1.0)
+    assert [row["worker"] for row in examine(fleet, 1.5).not_ready] == ["d1", "p1"]
+    assert examine(fleet, 1.5).status == "degraded"
+
+
+def test_who_said_goodbye_or_drains_is_away_as_meant() -> None:
+    fleet = fleet_of_two_each()
+    fleet.leaving(worker("p0", Role.PREFILL), 0.0)
+    fleet.drains.begin("d0", 0.0)
+    assert (examine(fleet, 1.0).status, examine(fleet, 1.0).not_ready) == ("ok", [])
+
+
 @pytest.mark.parametrize(("name", "status"), [("p", "degraded"), ("d", "unavailable")])
 def test_draining_is_told_where_it_is_the_reason(name: str, status: str) -> None:
     fleet = brain()
