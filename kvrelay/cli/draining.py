@@ -103,10 +103,11 @@ class Routers:
     async def _take_back(self, worker: str, addresses: Sequence[str], refusal: Refused) -> None:
         """Raises ``Refused`` when somebody could not be told."""
         answers = await self._ask_each(DrainWorker(worker=worker, undo=True), addresses)
-        failed = [f"{address} ({answer})" for address, answer in answers.items() if not isinstance(answer, Remaining)]
+        failed = {address: answer for address, answer in answers.items() if not isinstance(answer, Remaining)}
         if failed:
-            drained = ", ".join(failed)
-            raise Refused(f"{refusal}; it may drain still at {drained}: run kvrelay drain {worker} --undo") from refusal
+            told = f"{refusal}; it may drain still at {', '.join(f'{at} ({why})' for at, why in failed.items())}"
+            routers = "".join(f" --router {address}" for address in failed)
+            raise Refused(f"{told}: run kvrelay drain {worker} --undo{routers}, with the same --key-file") from refusal
 
     async def remaining(self, worker: str) -> Said:
         """What ``worker`` still does. Raises ``Lost``, ``Refused``, ``Malformed``."""

@@ -11,11 +11,13 @@ import typer
 
 from kvrelay.cli.settings import ConfigFile, KeyFile, Model, check_addresses, check_name, load
 from kvrelay.cli.terminal import errors, reported, run
+from kvrelay.deploy.command import program_anywhere
 from kvrelay.deploy.key import read_key
 from kvrelay.deploy.model import model_path
 from kvrelay.deploy.ports import CONTROL_PORT, PortClaims, require_free
 from kvrelay.deploy.progress import READY_MARK
 from kvrelay.errors import Misconfigured
+from kvrelay.fleet.drain_command import DrainCommand
 from kvrelay.types import Role, StoreInfo, WorkerInfo
 
 _COLLECT_AFTER = (20_000, 20, 20)
@@ -96,7 +98,8 @@ def router(
         _collect_seldom()
         announce_ready(f"router at {api}, workers register at {control}")
 
-    run(run_router(settings, key=key, model_path=folder, ready=ready), loop=uvloop.new_event_loop)
+    drain = DrainCommand(program=program_anywhere(), key_file=str(key_file.absolute()))
+    run(run_router(settings, key=key, model_path=folder, ready=ready, drain=drain), loop=uvloop.new_event_loop)
 
 
 def _collect_seldom() -> None:

@@ -7,12 +7,20 @@ import shutil
 import sys
 from pathlib import Path
 
+from kvrelay.deploy.interpreter import python_module
+
 NAME = "kvrelay"
 
 
 def program() -> str:
     """The word to begin a command with, in messages that say what to run."""
     return typed_as(sys.argv[0], Path.cwd(), os.environ.get("PATH", ""))
+
+
+def program_anywhere() -> tuple[str, ...]:
+    """The words to begin a command with in messages that somebody reads elsewhere, in whatever folder."""
+    script = Path(sys.executable).with_name(NAME)
+    return (str(script),) if script.is_file() else tuple(python_module(NAME))
 
 
 def typed_as(started: str, folder: Path, path: str) -> str:

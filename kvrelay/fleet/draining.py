@@ -37,8 +37,8 @@ class Drains:
             others = ", ".join(f"{other.info.name} {self._why_not(other, now)}" for other in self._beside(member.info))
             raise Refused(
                 f"{name} is the last worker that can be given answers of {member.info.model} to write "
-                f"({others or 'there is no other'}): mend one or start another one first, or add --force and let its "
-                "clients wait"
+                f"({others or 'there is no other'}): mend one or start another one first, or add --force: then "
+                "clients get 503 until another one is ready or the drain is undone"
             )
         self._order(member, True)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from kvrelay.fleet.brain import Brain
+from kvrelay.fleet.drain_command import DrainCommand
 from kvrelay.fleet.member import Member
 from kvrelay.fleet.ways import BrokenWay
 from kvrelay.fleet.workers import Handoff, NoHandoff
@@ -47,13 +48,13 @@ class Health(Value, frozen=True, kw_only=True):
         return self.status != "unavailable"
 
 
-def examine(brain: Brain, now: float) -> Health:
-    """Health of the fleet at ``now``."""
+def examine(brain: Brain, now: float, drain: DrainCommand | None = None) -> Health:
+    """Health of the fleet at ``now``; ``drain`` is how its router's operators call it."""
     usable = brain.fleet.workers.usable(now)
     unpaired = list(_unpaired(brain, usable, now))
     lost, parted = stranded(brain, now), cut_off(brain, now)
     not_ready = list(_not_ready(brain, now))
-    verdict = _judge(brain, usable, lost, not_ready, now)
+    verdict = _judge(brain, usable, lost, not_ready, drain or DrainCommand(), now)
     return Health(
         status=verdict.status,
         why=verdict.why,
@@ -83,11 +84,12 @@ def _judge(
     usable: Sequence[WorkerInfo],
     lost: list[dict[str, str]],
     not_ready: list[dict[str, str]],
+    drain: DrainCommand,
     now: float,
 ) -> Judgement:
     if not any(worker.role.decodes for worker in usable):
         draining = [member.info.name for member in _draining(brain, now) if member.info.role.decodes]
-        return Judgement("unavailable", f"no worker with role decode or both is ready; {_cure(draining)}")
+        return Judgement("unavailable", f"no worker with role decode or both is ready; {_cure(draining, drain)}")
     if failing := _failing_decode_workers(brain, usable, now):
         return failing
     for worker in usable:
@@ -101,7 +103,7 @@ def _judge(
     alone = _alone(brain, usable, now)
     if alone:
         draining = [member.info.name for member in _draining(brain, now) if member.info.role.prefills]
-        return Judgement("degraded", f"no prefill worker is ready for {', '.join(alone)}; {_cure(draining)}")
+        return Judgement("degraded", f"no prefill worker is ready for {', '.join(alone)}; {_cure(draining, drain)}")
     if not_ready:
         told = ", ".join(f"{row['worker']} ({row['why']})" for row in not_ready)
         return Judgement("degraded", f"without new work: {told}; look at its log, or start it again", is_listed=True)
@@ -148,11 +150,11 @@ def _draining(brain: Brain, now: float) -> Iterator[Member[WorkerInfo]]:
     return (each for each in workers if each.draining and each.healthy and workers.is_alive(each.info.name, now))
 
 
-def _cure(draining: Sequence[str]) -> str:
+def _cure(draining: Sequence[str], drain: DrainCommand) -> str:
     """What brings a worker back where none is ready."""
     if not draining:
         return "start one, or look at its log"
-    undo = f"kvrelay drain {draining[0]} --undo --key-file FILE"
+    undo = drain.undo(draining[0])
     return f"draining, so without new work: {', '.join(draining)}; start another, or give it work again: {undo}"
 
 

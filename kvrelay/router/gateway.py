@@ -13,6 +13,7 @@ from aiohttp import web
 from kvrelay.errors import BadRequest, KvrelayError, Overloaded
 from kvrelay.fleet.actual import actual
 from kvrelay.fleet.brain import Brain
+from kvrelay.fleet.drain_command import DrainCommand
 from kvrelay.fleet.health import examine
 from kvrelay.fleet.ledger import KEPT_REQUESTS, KEPT_UNSTARTED
 from kvrelay.policy.admit import RETRY_AFTER_S
@@ -55,8 +56,10 @@ class Gateway:
         clock: Callable[[], float],
         *,
         max_body_bytes: int,
+        drain: DrainCommand,
     ) -> None:
         self._brain = brain
+        self._drain = drain
         self._desk = desk
         self._reader = reader
         self._keys = keys
@@ -192,7 +195,7 @@ class Gateway:
         return {"id": model, "object": "model", "created": 0, "owned_by": "kvrelay", "max_model_len": longest}
 
     async def _health(self, _http: web.Request) -> web.Response:
-        health = examine(self._brain, self._clock())
+        health = examine(self._brain, self._clock(), self._drain)
         return _json(health, 200 if health.serving else 503)
 
     async def _metrics(self, _http: web.Request) -> web.Response:

@@ -10,6 +10,7 @@ import msgspec
 from kvrelay.channel import Channel
 from kvrelay.errors import Malformed, Refused
 from kvrelay.fleet.brain import Brain
+from kvrelay.fleet.drain_command import DrainCommand
 from kvrelay.fleet.flight import Command
 from kvrelay.fleet.health import examine, serves_unless_drained
 from kvrelay.protocol.handshake import Rejected
@@ -21,9 +22,16 @@ class OperatorServer:
     """Serves the links of all operators."""
 
     def __init__(
-        self, brain: Brain, clock: Callable[[], float], obey: Callable[[Iterable[Command]], None], *, replicas: int = 1
+        self,
+        brain: Brain,
+        clock: Callable[[], float],
+        obey: Callable[[Iterable[Command]], None],
+        *,
+        replicas: int = 1,
+        drain: DrainCommand | None = None,
     ) -> None:
         self._brain = brain
+        self._drain = drain
         self._replicas = replicas
         self._clock = clock
         self._obey = obey
@@ -59,7 +67,7 @@ class OperatorServer:
         return msgspec.structs.replace(drains.remaining(message.worker, now), routers=self._replicas)
 
     def _ready(self, now: float) -> Ready:
-        health, fleet = examine(self._brain, now), self._brain.fleet
+        health, fleet = examine(self._brain, now, self._drain), self._brain.fleet
         members = [info.name for info in fleet.workers.usable(now)]
         members += [info.name for info in fleet.stores.usable(now)]
         draining = [

@@ -10,12 +10,14 @@ import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import msgspec
 from aiohttp import web
 
 from kvrelay.channel import Listener, bind_tcp, reachable
 from kvrelay.config import Config
 from kvrelay.errors import Misconfigured
 from kvrelay.fleet.brain import Brain
+from kvrelay.fleet.drain_command import DrainCommand
 from kvrelay.fleet.health import examine
 from kvrelay.protocol.engine import engine_key
 from kvrelay.router.connection import Connection, Refusals
@@ -48,9 +50,15 @@ SHUTDOWN_S = 1.0
 
 
 async def run_router(
-    config: Config, *, key: bytes, model_path: Path, ready: Callable[[str, str], None] | None = None
+    config: Config,
+    *,
+    key: bytes,
+    model_path: Path,
+    ready: Callable[[str, str], None] | None = None,
+    drain: DrainCommand | None = None,
 ) -> None:
-    """Serve until cancelled; ``ready(api_url, control_address)`` when both ports answer. Raises ``Misconfigured``."""
+    """Serve until cancelled; ``ready(api_url, control_address)`` when both ports answer. ``drain``: how this machine's
+    operators call that command, but for this router's address. Raises ``Misconfigured``."""
     limit_integers()
     with contextlib.ExitStack() as stack:
         shared = config.router.replicas > 1
@@ -61,14 +69,22 @@ async def run_router(
         tokens = await asyncio.to_thread(load_tokens, model_path)
         stack.callback(tokens.close)
         defaults = read_defaults(model_path)
-        await Router(config, key, tokens, defaults).serve(api, control, ready)
+        await Router(config, key, tokens, defaults, drain).serve(api, control, ready)
 
 
 class Router:
     """The parts of one router, put together. Raises ``Misconfigured``."""
 
-    def __init__(self, config: Config, key: bytes, tokens: Tokens, defaults: Defaults | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        key: bytes,
+        tokens: Tokens,
+        defaults: Defaults | None = None,
+        drain: DrainCommand | None = None,
+    ) -> None:
         self._config = config.router
+        self._drain = drain or DrainCommand()
         self._keyring = Keyring(config.router.api_keys, key)
         self._promises = Promises(config, self._keyring.tenants)
         self._key = key
@@ -98,6 +114,7 @@ class Router:
 
     async def serve(self, api: socket.socket, control: socket.socket, ready: Callable[[str, str], None] | None) -> None:
         """Serve both sockets until cancelled."""
+        self._drain = msgspec.structs.replace(self._drain, router=_address(control))
         upstream = Upstream(connect_s=self._config.upstream_connect_s, engine_key=engine_key(self._key))
         renderer = Renderer(upstream, self._tokens)
         desk = Desk(
@@ -147,6 +164,7 @@ class Router:
             self._telemetry,
             self._clock,
             max_body_bytes=self._config.max_body_bytes,
+            drain=self._drain,
         )
 
     async def _listen(self, sock: socket.socket, desk: Desk, renderer: Renderer, tasks: asyncio.TaskGroup) -> None:
@@ -155,7 +173,9 @@ class Router:
                 tasks.create_task(renderer.check(worker))
 
         feed = FeedServer(self.brain, self._clock, desk.obey, heard, self._switchboard)
-        operators = OperatorServer(self.brain, self._clock, desk.obey, replicas=self._config.replicas)
+        operators = OperatorServer(
+            self.brain, self._clock, desk.obey, replicas=self._config.replicas, drain=self._drain
+        )
         serve = {"feed": feed.serve, "operator": operators.serve}
         listener = Listener(
             sock, self._key, receiver="router", purposes=serve, serve=lambda link: serve[link.purpose](link)

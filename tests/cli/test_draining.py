@@ -104,7 +104,7 @@ async def test_a_worker_that_drained_before_goes_on_draining() -> None:
 async def test_a_router_that_does_not_undo_it_is_named() -> None:
     said = await refused(FakeRouter(undoes=False), FakeRouter(knows=False))
     assert "no worker is called d0" in said
-    assert "(not now): run kvrelay drain d0 --undo" in said
+    assert "(not now): run kvrelay drain d0 --undo --router 127.0.0.1:" in said
 
 
 async def test_a_router_whose_answer_was_lost_is_told_to_undo_it_as_well() -> None:
@@ -119,7 +119,7 @@ async def test_a_router_whose_answer_was_lost_is_told_to_undo_it_as_well() -> No
 async def test_a_router_whose_answers_are_both_lost_is_named() -> None:
     said = await refused(FakeRouter(), FakeRouter(knows=False), FakeRouter(breaks=True, undoes=False))
     assert "it may drain still at " in said
-    assert "(not now): run kvrelay drain d0 --undo" in said
+    assert "(not now): run kvrelay drain d0 --undo --router 127.0.0.1:" in said
 
 
 async def test_the_router_that_has_another_key_is_named() -> None:

@@ -127,7 +127,7 @@ def test_the_order_to_drain_a_worker_that_drains_is_none(brain: Brain) -> None:
 
 def test_the_last_worker_that_writes_answers_is_drained_by_force_alone(brain: Brain) -> None:
     brain.drains.begin("d1", 0.0)
-    with pytest.raises(Refused, match="start another one first"):
+    with pytest.raises(Refused, match="start another one first, or add --force: then clients get 503 until"):
         brain.drains.begin("d2", 0.0)
     begun(brain, ask("r0"))
     brain.drains.begin("d2", 0.0, force=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvrelay.fleet.brain import Brain
+from kvrelay.fleet.drain_command import DrainCommand
 from kvrelay.fleet.health import examine, serves_unless_drained
 from kvrelay.policy.breaker import FAILURES_TO_OPEN, FIRST_PAUSE_S
 from kvrelay.types import Role
@@ -123,7 +124,10 @@ def test_draining_is_told_where_it_is_the_reason(name: str, status: str) -> None
     health = examine(fleet, 0.0)
     assert health.status == status
     assert f"draining, so without new work: {name}; start another, or" in health.why
-    assert f"kvrelay drain {name} --undo" in health.why
+    assert health.why.endswith(f": kvrelay drain {name} --undo --key-file FILE")
+    drain = DrainCommand(program=("/opt/my venv/kvrelay",), router="10.0.0.1:7081", key_file="/run/k/key")
+    whole = f": '/opt/my venv/kvrelay' drain {name} --undo --router 10.0.0.1:7081 --key-file /run/k/key"
+    assert examine(fleet, 0.0, drain).why.endswith(whole)
     silent = examine(fleet, 3.0)
     assert "draining" not in silent.why, "who is dead gets no work back by --undo"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from asyncio.subprocess import PIPE
 from pathlib import Path
 
 import aiohttp
@@ -13,11 +14,17 @@ import pytest
 from kvrelay import channel
 from kvrelay.channel import bind_tcp
 from kvrelay.config import Config, RouterConfig
+from kvrelay.deploy.command import program_anywhere
+from kvrelay.deploy.key import write_secret
 from kvrelay.errors import Lost, Misconfigured, Refused
+from kvrelay.fleet.drain_command import DrainCommand
 from kvrelay.fleet.membership import Missing
 from kvrelay.fleet.workers import NoHandoff
 from kvrelay.protocol.engine import engine_key
 from kvrelay.protocol.feed import Heartbeat, PagesWanted, RegisterStore, RegisterWorker
+from kvrelay.protocol.handshake import Rejected
+from kvrelay.protocol.message import Message
+from kvrelay.protocol.operator import AskRemaining, DrainWorker, Remaining
 from kvrelay.router.extent import MAX_DIGITS
 from kvrelay.router.runner import Router, run_router
 from kvrelay.types import Role, WorkerInfo
@@ -33,6 +40,40 @@ async def test_a_port_in_use_is_named_before_anything_starts(model_folder: Path,
     with pytest.raises(Misconfigured, match=rf"router\.{setting}"):
         await run_router(Config(router=RouterConfig(**ports)), key=KEY, model_path=model_folder)
     taken.close()
+
+
+async def test_the_command_that_health_prints_gives_the_worker_work_again(model_folder: Path, tmp_path: Path) -> None:
+    write_secret(tmp_path / "key", KEY.decode())
+    ready: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
+    running = asyncio.create_task(
+        run_router(
+            Config(router=RouterConfig(port=0, control_port=0)),
+            key=KEY,
+            model_path=model_folder,
+            ready=lambda *where: ready.set_result(where),
+            drain=DrainCommand(program=program_anywhere(), key_file=str(tmp_path / "key")),
+        )
+    )
+    url, control = await ready
+    member = await channel.connect(control, KEY, sender="d", purpose="feed")
+    await member.send(RegisterWorker(worker=worker("d", Role.DECODE)))
+    operator = await channel.connect(control, KEY, sender="x", purpose="operator")
+    answer: Message = Rejected(code="", reason="")
+    while not isinstance(answer, Remaining):  # until the worker is known
+        await operator.send(DrainWorker(worker="d", force=True))
+        answer = await operator.recv()
+    async with aiohttp.ClientSession() as http, http.get(f"{url}/health") as response:
+        why = (await response.json())["why"]
+    command = await asyncio.create_subprocess_shell(why.partition("work again: ")[2], cwd="/", stdout=PIPE)
+    said, _ = await command.communicate()
+    assert said == b"d gets work again.\n"
+    await operator.send(AskRemaining(worker="d"))
+    assert not (await channel.expect(operator, Remaining)).draining
+    operator.close()
+    member.close()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
 
 
 async def test_the_router_says_when_and_where_it_is_ready_and_reads_no_integer_without_end(model_folder: Path) -> None:
