@@ -91,6 +91,8 @@ def explanation(record: Mapping[str, Any]) -> RenderableType:
     further = len(decisions) - 1
     parts: list[RenderableType] = [draw(record), Text(""), _headline(record, decisions[0])]
     parts.append(table(decisions[0], record.get("actual") or {}))
+    if (routed_s := record.get("events", {}).get("routed")) is not None:
+        parts.append(Text(f"Counted from this choice on, {_ms(routed_s)} ms after the request was received."))
     if (record.get("actual") or {}).get("together"):
         parts.append(Text(f"{BELOW} seen together with the next row that has a number"))
     if guesses := [ROWS[name] for name in decisions[0].get("guesses") or ()]:

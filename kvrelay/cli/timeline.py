@@ -78,7 +78,7 @@ def phases(record: Mapping[str, Any]) -> list[Phase]:
 def _cuts(events: Mapping[str, float], *, split: bool) -> list[tuple[str, float | None]]:
     """Each phase with the moment at which it ends; None when that moment was not seen."""
     first, finished = events.get("first_token"), events.get("finished")
-    begin = [("route", events.get("prefill_sent" if split else "decode_sent"))]
+    begin = [("route", events.get("routed", events.get("prefill_sent" if split else "decode_sent")))]
     if "prefix_ready" in events:
         begin = [("route", events.get("routed")), ("wait for prefix", events["prefix_ready"])]
     if not split and first is None:
@@ -121,7 +121,7 @@ def _notes(record: Mapping[str, Any]) -> dict[str, str]:
         "route": "tokenise, name the pages, choose the workers",
         "wait for prefix": _awaited(record),
         "admission": "it was not let in",
-        "queue": f"wait at {worker}",
+        "queue": f"way to {worker} and wait there",
         "prefill": f"{about}{prompt} tokens on {worker}, {cached} of them cached{until}",
         "transfer, exposed": "the part of the hand-off that nothing hides",
         "first token": _loaded(record),

@@ -12,7 +12,10 @@ from rich.console import Console
 
 from kvrelay.cli.chat import ChatClient
 from kvrelay.cli.explain import DESPITE, LOSSES, MANNERS, explanation
+from kvrelay.cli.timeline import phases
 from kvrelay.errors import Refused
+from kvrelay.fleet.actual import actual
+from kvrelay.fleet.ledger import Timeline
 from kvrelay.policy.admit import Despite
 from kvrelay.policy.loss import LossReason
 from kvrelay.policy.recover import Manner
@@ -92,6 +95,20 @@ def test_predicted_actual_and_the_runners_up_stand_side_by_side() -> None:
     assert not [line for line in lines if "price of KV" in line]
 
 
+def test_the_bar_and_the_actual_seconds_agree_and_say_what_they_count_from() -> None:
+    timeline = Timeline("req-1", "", 0.0, path="remote_prefill", prefill_worker="p1", decode_worker="d1")
+    moments = {"routed": 12.5, "prefill_sent": 16.0, "prefill_started": 24.0, "prefill_finished": 40.0, "loaded": 41.0}
+    for name, moment_ms in (moments | {"first_token": 51.0, "finished": 90.0}).items():
+        timeline.mark(name, moment_ms / 1e3)
+    told = timeline.report() | {"actual": actual(timeline).report(), "decision": record()["decision"]}
+    spans = {part.name: 1e3 * part.seconds for part in phases(told)}
+    lines = drawn(told)
+    assert row(lines, "wait at P")[1] == f"{spans['queue']:.1f}" == "11.5"
+    assert row(lines, "prefill")[1] == f"{spans['prefill']:.1f}"
+    assert row(lines, "time to first token")[1] == "38.5"
+    assert "Counted from this choice on, 12.5 ms after the request was received." in lines
+
+
 def test_items_that_were_seen_as_one_share_a_number() -> None:
     decision = {"about": "request", **option("p1", total_s=0.31), "runners_up": []}
     decision["cost_s"] |= {"decode_wait": 0.001, "answer": 0.02}
@@ -100,7 +117,7 @@ def test_items_that_were_seen_as_one_share_a_number() -> None:
     assert row(lines, "prefill")[:2] == ["250.0", "240.0"]
     assert row(lines, "wait at D") == ["1.0", "↓"]
     assert row(lines, "first token") == ["20.0", "25.0"]
-    assert lines[-1] == "↓ seen together with the next row that has a number"
+    assert "↓ seen together with the next row that has a number" in lines
 
 
 def test_it_fits_eighty_columns() -> None:
