@@ -100,9 +100,14 @@ class Exchange:
         return f"<Exchange {self._id} {'decoding' if self._decodes else 'waiting'}, {len(self._prefills)} prefills>"
 
     def request_status(self) -> dict[str, object]:
-        """How far it is, as its parts tell of themselves."""
-        parts = (self._turn, self.silence, self._prefills, self._decodes, self._relay, self._resumption)
-        return {"driven_by": [repr(part) for part in parts if part is not None]}
+        """What the router does for it now, JSON-ready."""
+        return {
+            "decode_turn": self._turn.state,
+            "prefill_calls": len(self._prefills),
+            "decode_calls": len(self._decodes),
+            "streams": self._relay is not None,
+            "journal_tokens": self.journal_tokens,
+        }
 
     @property
     def tenant(self) -> str:

@@ -13,7 +13,12 @@ class Turn:
         self._come: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def __repr__(self) -> str:
-        return f"<Turn {'given up' if self.is_given_up else 'come' if self._come.done() else 'awaited'}>"
+        return f"<Turn {self.state}>"
+
+    @property
+    def state(self) -> str:
+        """``awaited``, ``come`` or ``given up``."""
+        return "given up" if self.is_given_up else "come" if self._come.done() else "awaited"
 
     async def wait(self) -> None:
         """Wait until the turn has come. Raises the error that it was refused with."""

@@ -231,7 +231,10 @@ async def test_the_timeline_tells_both_legs(cluster: Cluster) -> None:
     async with cluster.http.get("/kvrelay/requests") as response:
         (running,) = (await response.json())["requests"]
     assert (running["now"]["waits_for"], running["now"]["decode"]["worker"]) == ("decode", "d1")
-    assert "<Turn come>" in running["now"]["driven_by"]
+    told = {"decode_turn": "come", "prefill_calls": 1, "streams": False, "journal_tokens": 0}
+    assert {name: running["now"][name] for name in told} == told
+    assert running["now"]["decode_calls"] <= 1
+    assert "<" not in str(running), "nothing there is a Python object's picture of itself"
     async with cluster.http.get(f"/kvrelay/requests/{running['request_id']}") as response:
         assert (await response.json())["now"]["prefills"][0]["state"] == "last_chunk"
     prefill.hold.set()
