@@ -295,8 +295,9 @@ def test_a_worker_without_a_key_says_so(tmp_path: Path) -> None:
     assert f"cannot read the key file {tmp_path}/none: No such file or directory; that of a cluster" in result.stderr
 
 
-def test_the_doctor_names_what_is_missing(cache: Path) -> None:
-    result = kvrelay("doctor", cache=cache)
+def test_the_doctor_names_what_is_missing(cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty.toml").touch()  # without a file, a cluster that happens to run here would be looked at
+    result = kvrelay("doctor", "--config", str(tmp_path / "empty.toml"), cache=cache)
     assert result.exit_code == 1
     row = next(line for line in result.stdout.splitlines() if " model " in line)
     assert row.startswith("bad")
@@ -357,14 +358,14 @@ def test_a_port_that_somebody_else_has_is_a_failure_to_the_doctor(tmp_path: Path
 
 
 @contextlib.contextmanager
-def router_in_name(count: int) -> Iterator[list[int]]:
-    """Ports of a process that listens on ``count`` and is called as a router is."""
+def router_in_name(count: int, *words: str, cwd: Path | None = None) -> Iterator[list[int]]:
+    """Ports of a process that listens on ``count`` and is called as a router with these ``words`` is."""
     listen = (
         "import socket, sys; held = [socket.create_server(('127.0.0.1', 0)) for _ in range(int(sys.argv[1]))]\n"
         "print(*(each.getsockname()[1] for each in held), flush=True); sys.stdin.read()"
     )
-    command = [sys.executable, "-c", listen, str(count), "kvrelay", "router"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+    command = [sys.executable, "-c", listen, str(count), "kvrelay", "router", *words]
+    with subprocess.Popen(command, cwd=cwd, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         yield [int(word) for word in child.stdout.readline().split()]  # it ends with its input, which the exit closes
 

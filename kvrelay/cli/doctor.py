@@ -28,6 +28,7 @@ from kvrelay.deploy.kv_room import require_room
 from kvrelay.deploy.model import model_path
 from kvrelay.deploy.ports import CONTROL_PORT, holder, is_free, routers_at
 from kvrelay.deploy.ranks import require_ranks
+from kvrelay.deploy.running_config import may_run, running_at
 from kvrelay.deploy.startable import is_of_one_worker, require_cluster, require_sound
 from kvrelay.errors import Misconfigured
 from kvrelay.types import Value
@@ -73,18 +74,28 @@ def doctor(
     it was in its test, and why others are not used.
 
     Ends with status 1 when a cluster could not start here, also for a port that somebody else has. The cluster of this
-    configuration, when it runs already, is no hindrance: what it says of its workers is shown.
+    configuration, when it runs already, is no hindrance: what it says of its workers is shown. Without --config, a
+    cluster that runs at the usual port is looked at as it was started.
 
     Example:  kvrelay doctor --store /run/kvrelay/store.sock --key-file key
     """
     with reported():
-        found = findings(load(config)) if store is None else _ways(store, key_file)
+        found = _of_cluster(config) if store is None else _ways(store, key_file)
     colours = {Verdict.GOOD: "green", Verdict.WARNING: "yellow", Verdict.BAD: "bold red"}
     for finding in found:
         console.print(f"{finding.verdict:<{_VERDICT_CELLS}}", style=colours[finding.verdict], end="")
         console.print(_wrapped(finding), markup=False, soft_wrap=True)
     if any(finding.verdict is Verdict.BAD for finding in found):
         raise typer.Exit(1)
+
+
+def _of_cluster(file: Path | None) -> list[Finding]:
+    """Without a file, a cluster that runs at the usual port is looked at as it is configured."""
+    running = running_at(RouterConfig().port) if file is None else None
+    if running in (None, Config()):
+        return findings(load(file))
+    note = "no --config is given: that of the cluster which runs here is looked at"
+    return [_finding("configuration", True, note), *findings(running)]
 
 
 def _wrapped(finding: Finding) -> str:
@@ -115,12 +126,12 @@ def findings(config: Config) -> list[Finding]:
     router = config.router
     software = [_python(), _engine(), _numa(), _torchvision()]
     machine = [_cores(config), _memory(config), _shared_memory(), _model(config)]
-    ours = _our_routers(router)
+    ours = _our_routers(config)
     ports = [
         _port(router.host, router.port, "--port", ours),
         _port(router.control_host, router.control_port, CONTROL_PORT, ours),
     ]
-    return [_settings(config), *software, *machine, *ports, *_fleet(router)]
+    return [_settings(config), *software, *machine, *ports, *_fleet(router, ours)]
 
 
 def _finding(what: str, good: bool, text: str, otherwise: Verdict = Verdict.BAD) -> Finding:
@@ -222,9 +233,9 @@ def _model(config: Config) -> Finding:
     return _finding("model", True, str(folder))
 
 
-def _fleet(router: RouterConfig) -> list[Finding]:
+def _fleet(router: RouterConfig, ours: frozenset[int]) -> list[Finding]:
     """What a cluster that runs here already says of its workers."""
-    if not router.port or not routers_at(router.port):
+    if not ours or not router.port:
         return []
     health = fleet_health(f"http://{reachable(router.host)}:{router.port}")
     if health is None:
@@ -235,10 +246,13 @@ def _fleet(router: RouterConfig) -> list[Finding]:
     return [*(_finding("cluster", False, complaint, Verdict.WARNING) for complaint in health.complaints), *notes]
 
 
-def _our_routers(router: RouterConfig) -> frozenset[int]:
-    """Routers of the cluster that this configuration describes, when it runs: they have every port that it names."""
+def _our_routers(config: Config) -> frozenset[int]:
+    """Routers of the cluster that this configuration describes, when it runs: they have every port that it names, and
+    were started with nothing else, as far as that can be seen."""
+    router = config.router
     ports = [port for port in (router.port, router.control_port) if port]
-    return frozenset.intersection(*map(routers_at, ports)) if ports else frozenset()
+    found = frozenset.intersection(*map(routers_at, ports)) if ports else frozenset()
+    return found if is_of_one_worker(config) else frozenset(pid for pid in found if may_run(pid, config))
 
 
 def _port(host: str, port: int, setting: str, ours: frozenset[int]) -> Finding:
