@@ -23,11 +23,9 @@ STEP_S = 4.0
 """An engine acts on an abort after its present step; a chunk takes about two seconds here."""
 
 
-async def forgotten(probe: Probe, role: Role, when: str, within_s: float = STEP_S) -> None:
+async def forgotten(probe: Probe, role: Role, within_s: float = STEP_S) -> None:
     """Return once the worker of ``role`` does nothing any more for a client that has just gone."""
-    gone_s = time.monotonic()
     await until(lambda: idle(probe, role), within_s=within_s)
-    print(f"gone {when}: forgotten {time.monotonic() - gone_s:.2f} s later")  # noqa: T201
 
 
 async def running(probe: Probe, role: Role) -> float:
@@ -54,7 +52,7 @@ async def test_gone_during_prefill(probe: Probe, model: Path, stream: bool) -> N
     task = asyncio.create_task(ask(probe, "/v1/completions", body))
     await until(lambda: busy(probe, Role.PREFILL))
     await go_away(task)
-    await forgotten(probe, Role.PREFILL, "during prefill")
+    await forgotten(probe, Role.PREFILL)
     assert await idle(probe, Role.DECODE)
     await probe.assert_at_rest()
 
@@ -73,7 +71,7 @@ async def test_gone_while_decode_waits_for_the_last_chunk(probe: Probe, model: P
     task = asyncio.create_task(ask(probe, "/v1/completions", body))
     await until(lambda: busy(probe, Role.DECODE))
     await go_away(task)
-    await forgotten(probe, Role.DECODE, "in mid-transfer")
+    await forgotten(probe, Role.DECODE)
     await probe.assert_at_rest()
 
 
@@ -84,7 +82,7 @@ async def test_gone_during_decode(probe: Probe, model: Path, stream: bool) -> No
     await until(lambda: busy(probe, Role.DECODE))
     await asyncio.sleep(1.0)
     await go_away(task)
-    await forgotten(probe, Role.DECODE, "during decode", within_s=1.0 + STEP_S)
+    await forgotten(probe, Role.DECODE, within_s=1.0 + STEP_S)
     await probe.assert_at_rest()
 
 

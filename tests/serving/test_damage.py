@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from pathlib import Path
 from typing import Any
 
@@ -150,8 +149,7 @@ async def test_a_killed_prefill_worker_costs_only_time(probe: Probe, baseline: B
     assert written(await answer) == expected
     await probe.cluster.restart(victim)
     again = completion(token_ids(model, 90, number=2301))
-    right, back_s = await baseline.ask("/v1/completions", again), time.monotonic()
+    right = await baseline.ask("/v1/completions", again)
     assert written(await ask(probe, "/v1/completions", again)) == written(right)
-    print(f"right {time.monotonic() - back_s:.2f} s after it was there again")  # noqa: T201
     assert probe.processes_but(victim) == others, "D and its store ran on"
     await probe.assert_at_rest()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import aiohttp
 import pytest
@@ -30,8 +29,6 @@ async def test_its_streams_end_and_engines_forget_them_and_the_next_router_is_ri
             await task
     assert "data: [DONE]" not in [answer.last for answer in answers]
     await probe.cluster.restart("router")
-    back_s = time.monotonic()
     await equal_baseline(probe, tiny_baseline, asked)
-    print(f"right {time.monotonic() - back_s:.2f} s after it was there again")  # noqa: T201
     assert probe.processes_but("router") == others
     await probe.assert_at_rest()
