@@ -12,6 +12,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from kvrelay.fleet.ledger import CLIENT_CLOSED
+from kvrelay.policy.whole import WholeReason
 from kvrelay.types import Value
 
 BAR_CELLS = 72
@@ -44,15 +46,8 @@ _LOOKS = {
     "decode": ("=", "green"),
     "prefill and decode": ("=", "green"),
 }
-NOT_TOKENISED = frozenset(
-    {
-        "over_length", "no_kv_routing", "empty_prompt", "no_render", "multimodal", "prompt_logprobs", "beam_search",
-        "many_prompts", "echo_logprobs", "prompt_embeds", "suffix",
-    }
-)  # fmt: skip
-"""Reasons for which a request is passed on unread."""
+_UNREAD = frozenset(WholeReason)
 _FIRST_FAILURE = 400
-_CLIENT_CLOSED = 499
 _TICKS = 10_000
 """Times are shown in tenths of a millisecond: phases that are rounded where they meet add up to the total."""
 
@@ -132,7 +127,7 @@ def _notes(record: Mapping[str, Any]) -> dict[str, str]:
 
 def is_guessed(record: Mapping[str, Any]) -> bool:
     """Whether nobody tokenised the prompt, so that its length is guessed from that of its text."""
-    return record.get("local_reason") in NOT_TOKENISED
+    return record.get("local_reason") in _UNREAD
 
 
 def answered(record: Mapping[str, Any]) -> str:
@@ -140,7 +135,7 @@ def answered(record: Mapping[str, Any]) -> str:
     status, why = record.get("status"), record.get("failure") or ""
     if status is None or status < _FIRST_FAILURE or record.get("path") == "none":
         return ""
-    if status == _CLIENT_CLOSED:
+    if status == CLIENT_CLOSED:
         return "its client went away before the end"
     if record.get("events", {}).get("first_token") is not None and not why:
         return f"its answer broke off ({status})"

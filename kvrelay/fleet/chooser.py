@@ -23,6 +23,7 @@ from kvrelay.fleet.workers import Fleet, Handoff
 from kvrelay.policy.cost import DecodeColumns, Hints, PrefillColumns, Prompt, Ways
 from kvrelay.policy.perf import Rates, prefill_seconds
 from kvrelay.policy.route import choose
+from kvrelay.policy.whole import WholeReason
 from kvrelay.types import PromptNames, Role, WorkerInfo
 
 MAX_SPLIT_PROMPTS = 64
@@ -191,7 +192,7 @@ class Chooser:
         """Why the request must not be split, as a word for a metric label; empty when it may be."""
         if ask.local_reason:
             return ask.local_reason
-        return "many_prompts" if len(ask.facts.prompt_tokens) > MAX_SPLIT_PROMPTS else ""
+        return WholeReason.MANY_PROMPTS if len(ask.facts.prompt_tokens) > MAX_SPLIT_PROMPTS else ""
 
     def why_local(self, ask: Ask, decode: WorkerInfo, topology: Topology) -> str:
         """Why ``decode`` computes the request's prompts itself, as a word for a metric label."""

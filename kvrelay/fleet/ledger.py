@@ -16,6 +16,8 @@ from kvrelay.policy.route import Decision, Option
 from kvrelay.protocol.feed import TransferEvent
 from kvrelay.types import Stage, Transport
 
+CLIENT_CLOSED = 499
+"""Status of a request whose client went away; nobody receives it."""
 NOT_BEGUN = "none"
 """Path of a request that no worker was asked for."""
 KEPT_REQUESTS = 1000
@@ -49,7 +51,7 @@ class Timeline:
     cached_tokens: int | None = None
     output_tokens: int = 0
     status: int | None = None
-    """HTTP status of the answer; 499 when the client went away; None while running."""
+    """HTTP status of the answer, or ``CLIENT_CLOSED``; None while running."""
     events: dict[str, float] = field(default_factory=lambda: {"received": 0.0})
     transfers: dict[str, TransferRecord] = field(default_factory=dict)
     """One record a prompt and attempt, by the transfer's id."""

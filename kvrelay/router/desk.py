@@ -13,18 +13,19 @@ import msgspec
 from kvrelay.errors import BadRequest, Overloaded
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.flight import Ask, Command, Plan, PullPages, Start
+from kvrelay.fleet.ledger import CLIENT_CLOSED
 from kvrelay.identity import root_name
 from kvrelay.policy.admit import RETRY_AFTER_S, Slo
 from kvrelay.policy.recover import Manner
+from kvrelay.policy.whole import WholeReason
 from kvrelay.protocol.feed import TransferEvent
 from kvrelay.router.context import Ready, ReadyWorkers, check_length, demanded_tokens
 from kvrelay.router.defaults import Defaults
 from kvrelay.router.exchange import Exchange
-from kvrelay.router.failures import CLIENT_CLOSED
 from kvrelay.router.job import Job
 from kvrelay.router.keys import Tenant
 from kvrelay.router.naming import Naming, Roots
-from kvrelay.router.prompts import OVER_LENGTH, Prompts, may_fit
+from kvrelay.router.prompts import Prompts, may_fit
 from kvrelay.router.request import ClientRequest
 from kvrelay.router.resumable import Remains, manner_of
 from kvrelay.router.switchboard import Switchboard
@@ -70,7 +71,7 @@ class Desk:
         self._defaults = defaults or Defaults()
         self._open: dict[str, Exchange] = {}
         self._known_roots: dict[tuple[PageName, str], PageName] = {}
-        """By kind and salt: to hash one anew takes as long as to name a short prompt."""
+        """Salted roots, by kind and salt: to hash one anew takes as long as to name a short prompt."""
         self._ready = ReadyWorkers(brain.fleet)
         self._looked_s = 0.0
 
@@ -119,7 +120,7 @@ class Desk:
                 page_names=naming.of(prompts.ids),
             ),
             sequences=sequences,
-            local_reason=prompts.whole,
+            local_reason=prompts.whole or "",
             tenant=tenant.name,
             received_s=received_s,
             tokenised_s=self._clock(),
@@ -140,7 +141,7 @@ class Desk:
     def _context_tokens(self, request: ClientRequest, prompts: Prompts, ready: Ready) -> int:
         """Where what may be demanded ends: of a text that surely takes more than ready workers can, where another one
         that is away for now can."""
-        if prompts.whole == OVER_LENGTH:
+        if prompts.whole is WholeReason.OVER_LENGTH:
             longest = self._brain.fleet.longest_context(ready.workers[0].model)
             if may_fit(request, longest, self._tokens):
                 return longest

@@ -11,8 +11,6 @@ from kvrelay.errors import BadRequest, Failing, Harmful, KvrelayError, Lost, Mal
 from kvrelay.policy.admit import RETRY_AFTER_S
 from kvrelay.policy.loss import LossReason
 
-CLIENT_CLOSED = 499
-"""Status in the ledger of a request whose client went away; nobody receives it."""
 _NOT_THE_CLIENTS = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS})
 """401: the worker has another key than this router."""
 

@@ -15,14 +15,14 @@ from kvrelay.fleet.actual import actual
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.drain_command import DrainCommand
 from kvrelay.fleet.health import examine
-from kvrelay.fleet.ledger import KEPT_REQUESTS, KEPT_UNSTARTED
+from kvrelay.fleet.ledger import CLIENT_CLOSED, KEPT_REQUESTS, KEPT_UNSTARTED
 from kvrelay.policy.admit import RETRY_AFTER_S
 from kvrelay.router import outflow
 from kvrelay.router.answers import StreamedAnswer, WholeAnswer
 from kvrelay.router.bodies import Bodies, Claim
 from kvrelay.router.desk import Desk
 from kvrelay.router.exchange import Exchange
-from kvrelay.router.failures import CLIENT_CLOSED, Failure, describe, error_body, unexpected
+from kvrelay.router.failures import Failure, describe, error_body, unexpected
 from kvrelay.router.intake import Intake
 from kvrelay.router.keys import Keyring, Tenant
 from kvrelay.router.promises import Promises

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from kvrelay.errors import Lost, Malformed
 from kvrelay.fleet.chooser import MAX_SPLIT_PROMPTS
 from kvrelay.policy.patience import RENDER_TRIES
+from kvrelay.policy.whole import WholeReason
 from kvrelay.router.render import Rendered, Renderer, Trust
 from kvrelay.router.request import ClientRequest, Kind
 from kvrelay.router.strip import CONTENT
@@ -31,17 +32,16 @@ _TOKENISING = ("truncate_prompt_tokens", "truncation_side", "add_special_tokens"
 """Fields of a completion that change its ids."""
 _BILLING_HEADER = "x-anthropic-billing-header"
 """System messages that start so are cut by the engine."""
-OVER_LENGTH = "over_length"
 BYTES_PER_TOKEN = 4
 """Rough guess for prompts that are not tokenised here. No token has less than a byte: all bytes are surely enough."""
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """Token ids of each prompt, or the reason why the request has to stay whole (a word for a metric label)."""
+    """Token ids of each prompt, or the reason why the request has to stay whole."""
 
     ids: list[list[int]]
-    whole: str = ""
+    whole: WholeReason | None = None
     lengths: tuple[int, ...] = field(default=())
 
 
@@ -59,18 +59,18 @@ class PromptReader:
     async def read(self, request: ClientRequest, workers: Sequence[WorkerInfo], context_tokens: int) -> Prompts:
         """Prompts of ``request``; ``workers`` of its model, which take up to ``context_tokens``, render where needed.
         Raises ``BadRequest``, ``Rejected``."""
-        reason = whole_reason(request) if self._kv_routing else "no_kv_routing"
+        reason = whole_reason(request) if self._kv_routing else WholeReason.NO_KV_ROUTING
         if not reason and not may_fit(request, context_tokens, self._tokens):
             # Surely over the context length. A worker says so faster, and better, than tokenising here would.
-            reason = OVER_LENGTH
+            reason = WholeReason.OVER_LENGTH
         if reason:
             return _whole(request, reason)
         own = await self._own(request, workers[0].model)
         ids = own if own is not None else await self._rendered(request, workers)
-        if isinstance(ids, str):
+        if isinstance(ids, WholeReason):
             return _whole(request, ids)
         if not all(ids):
-            return _whole(request, "empty_prompt")
+            return _whole(request, WholeReason.EMPTY_PROMPT)
         return Prompts(ids=ids, lengths=tuple(map(len, ids)))
 
     async def _own(self, request: ClientRequest, model: str) -> list[list[int]] | None:
@@ -94,19 +94,19 @@ class PromptReader:
         except Malformed:
             return None
 
-    async def _rendered(self, request: ClientRequest, workers: Sequence[WorkerInfo]) -> list[list[int]] | str:
+    async def _rendered(self, request: ClientRequest, workers: Sequence[WorkerInfo]) -> list[list[int]] | WholeReason:
         """Ids rendered by a worker, or the reason why there are none."""
         if self._renderer.trust(workers[0].model, request.kind) is Trust.UNCHECKED:
-            return "no_render"
+            return WholeReason.NO_RENDER
         rendered: list[Rendered] | None = None
         for worker in _longest_first(request, workers)[:RENDER_TRIES]:
             with contextlib.suppress(Lost):
                 rendered = await self._renderer.render(request, worker)
                 break
         if rendered is None:
-            return "no_render"
+            return WholeReason.NO_RENDER
         if any(entry.features is not None for entry in rendered):
-            return "multimodal"
+            return WholeReason.MULTIMODAL
         return [entry.token_ids for entry in rendered]
 
 
@@ -128,24 +128,24 @@ def _longest_first(request: ClientRequest, workers: Sequence[WorkerInfo]) -> Seq
     return sorted(workers, key=lambda worker: -worker.engine.max_model_len)
 
 
-def whole_reason(request: ClientRequest) -> str:
-    """Why a request gains nothing from a split or cannot be split; empty when it can. Raises ``BadRequest``."""
+def whole_reason(request: ClientRequest) -> WholeReason | None:
+    """Why a request gains nothing from a split or cannot be split; None when it can. Raises ``BadRequest``."""
     body = request.body
     if body.get("prompt_logprobs") is not None:
-        return "prompt_logprobs"
+        return WholeReason.PROMPT_LOGPROBS
     if request.has("use_beam_search"):
-        return "beam_search"
+        return WholeReason.BEAM_SEARCH
     if request.kind is Kind.CHAT:
-        return ""
+        return None
     prompt = body.get("prompt")
     if isinstance(prompt, list) and len(prompt) > MAX_SPLIT_PROMPTS and not isinstance(prompt[0], int):
-        return "many_prompts"
+        return WholeReason.MANY_PROMPTS
     if request.has("echo") and body.get("logprobs") is not None:
-        return "echo_logprobs"
-    for key in ("prompt_embeds", "suffix"):
+        return WholeReason.ECHO_LOGPROBS
+    for key in (WholeReason.PROMPT_EMBEDS, WholeReason.SUFFIX):
         if body.get(key) is not None:
             return key
-    return "empty_prompt" if prompt in ("", [], [""], [[]]) else ""
+    return WholeReason.EMPTY_PROMPT if prompt in ("", [], [""], [[]]) else None
 
 
 def plain_messages(body: dict[str, object]) -> list[dict[str, str]] | None:
@@ -179,7 +179,7 @@ def _sorted_out(prompts: list[str] | list[list[int]]) -> tuple[list[list[int]], 
     return ids, [prompt for prompt in prompts if isinstance(prompt, str)]
 
 
-def _whole(request: ClientRequest, reason: str) -> Prompts:
+def _whole(request: ClientRequest, reason: WholeReason) -> Prompts:
     return Prompts(ids=[], whole=reason, lengths=_guess_lengths(request))
 
 

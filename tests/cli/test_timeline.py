@@ -10,7 +10,8 @@ from typing import Any, Literal
 import pytest
 from rich.console import Console
 
-from kvrelay.cli.timeline import BAR_CELLS, cells, draw, phases
+from kvrelay.cli.timeline import BAR_CELLS, cells, draw, is_guessed, phases
+from kvrelay.policy.whole import WholeReason
 
 SPLIT: dict[str, Any] = {
     "request_id": "req-1",
@@ -209,3 +210,8 @@ def test_a_wait_for_a_prefix_is_a_phase_of_its_own(wait: dict[str, Any], note: s
     assert note in drawn(held)
     local = {**LOCAL, "events": {**LOCAL["events"], "routed": 0.005, "prefix_ready": 0.1}, "waits": [wait]}
     assert [part.name for part in phases(local)] == ["route", "wait for prefix", "prefill", "decode"]
+
+
+@pytest.mark.parametrize("reason", [*WholeReason, "cheaper", "no_pair", None])
+def test_the_length_of_a_prompt_that_nobody_read_is_called_a_guess(reason: str | None) -> None:
+    assert is_guessed({"local_reason": reason}) is isinstance(reason, WholeReason)

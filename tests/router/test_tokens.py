@@ -135,8 +135,8 @@ def test_a_plain_chat_is_rendered_here() -> None:
     assert plain_messages(body) == CHAT
 
 
-@pytest.mark.parametrize(("prompt", "reason"), [('"x"', ""), ("[]", "empty_prompt"), ('[""]', "empty_prompt")])
-def test_an_empty_prompt_stays_whole(prompt: str, reason: str) -> None:
+@pytest.mark.parametrize(("prompt", "reason"), [('"x"', None), ("[]", "empty_prompt"), ('[""]', "empty_prompt")])
+def test_an_empty_prompt_stays_whole(prompt: str, reason: str | None) -> None:
     assert whole_reason(parse(Kind.COMPLETION, b'{"prompt":%s}' % prompt.encode())) == reason
 
 
