@@ -191,6 +191,11 @@ def test_every_metric_and_every_count_has_a_sentence() -> None:
     assert set(COUNTS) == counts_of_stores()
 
 
+def test_every_metric_and_every_count_is_told_without_the_one_before_it() -> None:
+    sentences = [*(metric.sentence for metric in metrics_of_kvrelay()), *COUNTS.values()]
+    assert [sentence for sentence in sentences if re.search(r"\bthese\b|\bthat one\b", sentence)] == []
+
+
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_configuration_that_is_shown_is_accepted(path: Path) -> None:
     for fence in FENCE.finditer(path.read_text()):

@@ -20,10 +20,12 @@ MAX_MEDIAN_FUNCTION_LINES = 10
 MAX_FILE_LINES = 400
 
 MIN_CLASS_WORDS = 4
-FRAGMENTS = frozenset({"Of", "By", "Those", "Whoever"})
+FRAGMENTS = frozenset({"Of", "By", "That", "Those", "Whoever"})
 """First words of class docstrings that say whose the class is, and not what it is."""
-HALVES = frozenset({"and", "or"})
-"""First words of attribute docstrings that only go on with the sentence before: a tool tip shows one of them alone."""
+HALVES = frozenset({"and", "or", "That", "By"})
+"""First words of attribute docstrings that only go on with what stands before: a tool tip shows one of them alone."""
+POINTING = ("of these",)
+"""Words of attribute docstrings that point at something which a tool tip does not show."""
 UNNAMED = "Of"
 """First word of attribute docstrings that say whose the value is, and not what it is."""
 WITH_UNNAMED = ("store/", "connector/")
@@ -103,7 +105,8 @@ def half_docstrings(source: Source) -> Iterator[str]:
             said = _text(text) if isinstance(named, ast.Assign | ast.AnnAssign) else ""
             first = said.partition(" ")[0]
             unnamed = first == UNNAMED and not source.name.startswith(WITH_UNNAMED)
-            if said.endswith(",") or first in HALVES or unnamed:
+            points = any(words in said.partition(".")[0] for words in POINTING)
+            if said.endswith(",") or first in HALVES or unnamed or points:
                 yield f"{source.name}:{text.lineno}: {said!r} is no sentence of its own"
 
 
@@ -231,6 +234,10 @@ def test_good_code_passes(check: Callable[[Source], Iterator[str]]) -> None:
         (fragment_docstrings, 'class A:\n    """Of all requests of one router."""\n'),
         (half_docstrings, 'class A:\n    size: int\n    """Bytes of a page,"""\n'),
         (half_docstrings, 'WEIGHT = 0.1\n"""Of the newest value."""\n'),
+        (half_docstrings, 'class A:\n    routers: int\n    """That share a port."""\n'),
+        (half_docstrings, 'class A:\n    pages: dict[str, int]\n    """By worker."""\n'),
+        (half_docstrings, 'class A:\n    begun: int\n    """When each of these others was started."""\n'),
+        (fragment_docstrings, 'class A:\n    """That share one port of the router."""\n'),
         (half_docstrings, 'def f(a: A) -> None:\n    a.at_byte = 1\n    """and where it lies."""\n'),
         (not_annotated, "def f(x) -> None: ...\n"),
         (not_annotated, "def f(*, x=1) -> None: ...\n"),

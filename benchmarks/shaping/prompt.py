@@ -19,7 +19,7 @@ FORMAT = PageFormat(layers=30, kv_heads=3, head_dim=64, dtype="bfloat16", page_t
 PROMPT_TOKENS = 3000
 CHUNK_TOKENS = 512
 PREFILL_S = 6.9
-"""What SmolLM2's prefill of these tokens takes on one core of the kind of machine that this was measured on."""
+"""What SmolLM2's prefill of ``PROMPT_TOKENS`` takes on one core of the kind of machine that this was measured on."""
 
 _numbers = count()
 

@@ -17,7 +17,7 @@ from kvrelay.errors import Lost, Misconfigured, Refused
 _LOOKS = 40
 _LOOK_S = 0.05
 _REPLICA_TRIES = 32
-"""The kernel chooses a replica for each connection: of four, one is left out by all of these once in 10,000 times."""
+"""The kernel chooses a replica for each connection: so many leave one of four out once in 10,000 times."""
 _TIMEOUT = aiohttp.ClientTimeout(total=600, connect=5)
 
 

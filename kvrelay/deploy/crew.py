@@ -55,11 +55,11 @@ class Crew:
         self._comebacks = Comebacks()
         """Restarts of all other members."""
         self._serving_since_s: dict[str, float] = {}
-        """When a process of each of these others was first seen to serve, by name."""
+        """When the present process of each member was first seen to serve, by name."""
         self._absences = Absences()
         self._starts: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        """By name: who has died is started by one of those who want it to run, and by none once it was killed on
-        purpose."""
+        """Locks, by name: who has died is started by one of those who want it to run, and by none once it was killed
+        on purpose."""
 
     def __repr__(self) -> str:
         return f"<Crew of {len(self.members)}, {len(self.running())} running, {len(self._due_s)} due>"

@@ -20,7 +20,7 @@ _OPEN = {
     "model": {"path", "dtype"},
     "mock": {"enabled", "control_port", "time_scale", "device"},
 }
-"""What flags of `kvrelay up` set, or it chooses itself: one file may run with many of these."""
+"""What flags of `kvrelay up` set, or it chooses itself: clusters of one file may differ in it."""
 
 
 def running_at(port: int) -> Config | None:

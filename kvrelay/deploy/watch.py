@@ -47,7 +47,7 @@ class RouterWatch:
         self._crew = crew
         self._key = key
         self._watched: dict[int, Watched] = {}
-        """By process."""
+        """Processes that are watched, by id."""
 
     def __repr__(self) -> str:
         return f"<RouterWatch of {len(self._watched)}>"

@@ -13,7 +13,7 @@ class DrainCommand(Value, frozen=True, kw_only=True):
 
     program: tuple[str, ...] = ("kvrelay",)
     router: str = ""
-    """That router's control port as HOST:PORT; empty: the one that the command tries itself."""
+    """Control port of the router, as HOST:PORT; empty: the one that the command tries itself."""
     key_file: str = "FILE"
 
     def undo(self, worker: str) -> str:

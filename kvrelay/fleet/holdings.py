@@ -13,7 +13,7 @@ from kvrelay.identity import root_of
 from kvrelay.types import PageFormat, PageName, PromptNames, StoreInfo, WorkerInfo
 
 Depths = Mapping[PageName, Mapping[str, int]]
-"""By root: leading pages of a prompt that each holder has; stores by ``store_key``."""
+"""Leading pages of a prompt that each holder has, by root; stores by ``store_key``."""
 
 
 class Holdings:

@@ -39,7 +39,7 @@ class Links:
         self._moves: dict[tuple[str, str], Move] = {}
         self._tables = _empty(_FIRST_ROWS)
         self._least_s: dict[int, float] = {}
-        """By row: least latency to another store, until something is learned."""
+        """Least latency to another store until something is learned, by row."""
         self.quickest = Quickest(link().latency_s, link().s_per_byte)
 
     def __repr__(self) -> str:

@@ -24,7 +24,7 @@ class _Other(NamedTuple):
     tokens: int
     depths: Depths
     shared: Mapping[PageName, int]
-    """By root: leading pages that it shares with prompts before it."""
+    """Leading pages that it shares with prompts before it, by root."""
 
 
 class PromptSet(NamedTuple):

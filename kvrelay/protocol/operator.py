@@ -42,7 +42,7 @@ class Remaining(Message, frozen=True, kw_only=True):
     transfers: int
     """Hand-offs of prompts that it computed whose pages are not all with their reader yet."""
     routers: int = 1
-    """That share this router's port, itself among them (``router.replicas``); each has requests of its own there."""
+    """Routers that share this one's port, itself included (``router.replicas``); each has requests of its own there."""
 
     @property
     def is_empty(self) -> bool:

@@ -19,7 +19,7 @@ MAX_STEPS = 1000
 _RULE = re.compile(r"^[ \t]*([A-Za-z_][\w-]*)[ \t]*::=", re.MULTILINE)
 _FIRST = re.compile(r"\s*([A-Za-z_][\w-]*)(?![\w-])")
 _OPTIONAL = frozenset("|?*{(#")
-"""A rule without any of these, in a text or not, has one way to be met, and has to begin as it says."""
+"""A rule in which none of them stands, in a text or not, has one way to be met, and has to begin as it says."""
 
 
 def check_constraints(body: Mapping[str, object]) -> None:

@@ -9,7 +9,7 @@ from kvrelay.identity import extend_names, name_pages
 from kvrelay.types import PageName, PromptNames
 
 Roots = dict[PageName, tuple[PageName, int]]
-"""By kind of worker: what its names begin from, and tokens of its pages."""
+"""What the names of each kind of worker begin from, and tokens of its pages."""
 
 
 class Naming:

@@ -88,12 +88,12 @@ class BrainReadings:
         for ending, count in sorted(pulls.endings.items()):
             labels = {"ending": ending.value}
             yield "kvrelay_pulls_total", "Prefixes pulled from one store to another, by ending.", labels, count
-        yield "kvrelay_pull_bytes_total", "Bytes of these that crossed between stores.", {}, pulls.moved_bytes
+        yield "kvrelay_pull_bytes_total", "Bytes of pulled prefixes that crossed between stores.", {}, pulls.moved_bytes
         copies = self._brain.copies.counts
         for end, count in (("made", copies.made), ("lost", copies.lost), ("declined", copies.declined)):
             labels = {"ending": end}
             yield "kvrelay_copies_total", "Second copies of running answers' pages, by ending.", labels, count
-        yield "kvrelay_copied_bytes_total", "Bytes of these that crossed between stores.", {}, copies.bytes
+        yield "kvrelay_copied_bytes_total", "Bytes of second copies that crossed between stores.", {}, copies.bytes
 
     def _control(self) -> Iterator[Reading]:
         links = self.listener
@@ -137,7 +137,7 @@ class BrainReadings:
     def _broken_ways(self) -> Iterator[Reading]:
         ways = self._brain.fleet.ways
         yield "kvrelay_broken_ways", "Ways from one store to another that no transfer gets over.", {}, len(ways)
-        yield "kvrelay_ways_broken_total", "Times that one was found broken.", {}, ways.opened
+        yield "kvrelay_ways_broken_total", "Times that a way was found broken.", {}, ways.opened
         for way in ways.broken():
             labels = {"store": way.source, "peer": way.target}
             yield "kvrelay_way_broken", "1: transfers fail from store to peer, and none is sent but probes.", labels, 1

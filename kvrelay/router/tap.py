@@ -45,7 +45,7 @@ class _Delta(msgspec.Struct):
 
 class _Logprobs(msgspec.Struct):
     tokens: list[str] = []
-    """Tokens of a completion; a chat has none of these, and no offsets."""
+    """Tokens of a completion; a chat has no such list, and no offsets."""
 
 
 class _Choice(msgspec.Struct):

@@ -29,14 +29,14 @@ class TransferMetrics:
         )
         self._bytes = self._counters("kvrelay_transfer_bytes", "Bytes that crossed between stores.", "transport")
         self._late_bytes = self._counters(
-            "kvrelay_transfer_late_bytes", "Bytes of these that were still to move when the prefill ended.", "transport"
+            "kvrelay_transfer_late_bytes", "Bytes that were still to cross when the prefill ended.", "transport"
         )
         self._pages = self._counters("kvrelay_transfer_pages", "Pages that crossed between stores.", "transport")
         self._runs = self._counters(
             "kvrelay_transfer_runs", "Pieces of memory without a gap that the bytes were received in.", "transport"
         )
         self._moving = self._counters(
-            "kvrelay_transfer_moving_seconds", "Time with such bytes on their way.", "transport"
+            "kvrelay_transfer_moving_seconds", "Time with bytes on their way between stores.", "transport"
         )
         self._hidden = self._histograms("kvrelay_transfer_hidden_seconds", "Hand-off beside the prefill.", "transport")
         self._exposed = self._histograms(

@@ -40,7 +40,7 @@ _ROUNDED = {Codec.INT8: _INT8, Codec.FP8: _FP8}
 _ALLOWED = {Codec.LOSSLESS: _PLANES} | _ROUNDED
 _WORD: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 _LOWER: dict[int, tuple[Any, ...]] = {1: (), 2: (np.uint8,), 4: (np.uint8, np.uint16)}
-"""By bytes an element: its parts below the highest byte, from the top."""
+"""Parts of an element below its highest byte, from the top, by bytes an element."""
 _WORTH = 0.97
 """A plane that does not shrink below this share travels as it is: it then costs no decoding."""
 

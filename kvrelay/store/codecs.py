@@ -38,7 +38,7 @@ class Codecs:
         self._config = config
         self._clock = clock
         self.speeds: dict[str, list[CodecSpeed]] = {}
-        """By dtype of pages, once it is known."""
+        """How fast each codec is, by dtype of pages, once it is known."""
         self._spawn = spawn
         self._paces: dict[tuple[Codec, str], Pace] = {}
         self._threads = asyncio.Semaphore(THREADS)

@@ -24,7 +24,7 @@ class Filling:
         self._layers = arena.format.layers
         self._pages: dict[Page, None] = {}
         self._watched: Pages = np.empty(0, np.object_)
-        """By row of the frontier."""
+        """Page of each row of the frontier."""
         self._frontier = Frontier(arena)
         self._fresh: list[Page] = []
         """To be watched from the next look on."""

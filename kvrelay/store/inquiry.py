@@ -106,7 +106,7 @@ class Inquiry:
         self._link: _Link | None = None
         self._ids = itertools.count(1)
         self._turns: dict[int, threading.Lock] = {}
-        """By process: a fork must not wait for a thread that it has not."""
+        """Locks of askers, by process: a fork must not wait for a thread that it has not."""
 
     def __repr__(self) -> str:
         return f"<Inquiry at {self._address}, {'idle' if self._link is None else 'linked'}>"

@@ -86,7 +86,8 @@ class Transfers:
         self._lacking = lacking
         self._transfers: dict[str, Transfer] = {}
         self._awaited: dict[PageName, tuple[Transfer, ...]] = {}
-        """By name. Transfers seldom wait for the same page, so that most names of one share one tuple."""
+        """Transfers that wait for a page, by its name. They seldom wait for the same one, so that most names of one
+        share one tuple."""
         self.on_failed: Callable[[Transfer], None] = lambda transfer: None
 
     def __repr__(self) -> str:

@@ -27,7 +27,7 @@ class Wanted:
         self.pages: list[Page | None] = [None]
         """Row 0 stands for all pages that were not asked for: of those nothing is to come."""
         self._row_of: Ints = np.zeros(names, np.int64)
-        """By position among the names of the transfer."""
+        """Row of each name of the transfer, by position."""
         self.slots, self.shards, self._unverified, self._landing = np.zeros((4, 1), np.int64)
         self.generations: Ints = np.full(1, -1, np.int64)
         self.is_open: Bools = np.zeros(1, np.bool_)

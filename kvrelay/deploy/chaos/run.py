@@ -49,7 +49,7 @@ class Outcome(Value, frozen=True, kw_only=True):
 
     seed: int
     deeds: dict[str, int]
-    """By kind of deed and of target."""
+    """How often each was done, by kind of deed and of target."""
     streams: dict[str, int]
     """Requests underway when something was done: the least, the median, the most."""
     verdicts: dict[str, int]

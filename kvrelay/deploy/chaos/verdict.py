@@ -50,7 +50,7 @@ class Seen(Value, frozen=True, kw_only=True):
     error: bool = False
     """An error event came."""
     said: str = ""
-    """By that, or by a refusal."""
+    """Words of the error event, or of a refusal."""
     hung: bool = False
     story: str = ""
     """What a request that hung waited for, as its router says."""

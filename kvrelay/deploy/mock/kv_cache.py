@@ -21,7 +21,7 @@ class KvCache:
         self._stored = stored
         self._removed = removed
         self._used: dict[PageName, int] = {}
-        """By how many requests."""
+        """How many requests use each page."""
         self._idle: dict[PageName, None] = {}
         """Oldest first."""
         self._unnamed = 0
