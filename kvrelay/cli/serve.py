@@ -12,6 +12,7 @@ import typer
 from kvrelay.cli.settings import ConfigFile, KeyFile, Model, check_addresses, check_name, load
 from kvrelay.cli.terminal import errors, reported, run
 from kvrelay.deploy.command import program_anywhere
+from kvrelay.deploy.descriptors import raise_descriptor_limit
 from kvrelay.deploy.key import read_key
 from kvrelay.deploy.model import model_path
 from kvrelay.deploy.ports import CONTROL_PORT, PortClaims, require_free
@@ -51,6 +52,7 @@ def store(
         name = check_name("--name", name or socket.stem)
         require_free(settings.store.peer_host, settings.store.peer_port, "store.peer_port in the configuration file")
         _make_folder(socket.parent)
+    raise_descriptor_limit()
     from kvrelay.store.daemon import run_store
 
     def ready(info: StoreInfo) -> None:
@@ -90,6 +92,7 @@ def router(
         require_free(settings.router.host, settings.router.port, "--port", shared=shared)
         require_free(settings.router.control_host, settings.router.control_port, CONTROL_PORT)
         key, folder = read_key(key_file), model_path(settings.model.path, weights=False)
+    raise_descriptor_limit()
     import uvloop
 
     from kvrelay.router.runner import run_router
