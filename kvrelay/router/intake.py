@@ -29,6 +29,13 @@ class Intake:
 
     async def read(self, http: web.Request, claim: Claim) -> bytes:
         """The body of ``http``, for which ``claim`` then holds room. Raises ``BadRequest``, ``Overloaded``."""
+        body = await self._read(http, claim)
+        if "content-encoding" in http.headers and http.content_length != 0 and not body.rstrip().endswith(b"}"):
+            # aiohttp unpacks what came of a packed body, and does not tell whether its end did.
+            raise BadRequest("the packed body is cut off, or does not hold a JSON object; send all of it")
+        return body
+
+    async def _read(self, http: web.Request, claim: Claim) -> bytes:
         if (http.content_length or 0) > self._max_body_bytes:
             raise self._too_long()
         try:

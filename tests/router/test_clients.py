@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import os
 import random
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -187,6 +188,17 @@ async def test_a_small_body_that_unpacks_to_a_large_one_is_a_413(model_folder: P
             async with cluster.http.post("/v1/completions", data=junk, headers=headers) as response:
                 assert response.status == 400
                 assert (await response.json())["error"]["message"]
+
+
+@pytest.mark.parametrize("kept_bytes", [20, 60, -12])
+async def test_a_packed_body_whose_end_is_missing_is_a_400_that_says_so(cluster: Cluster, kept_bytes: int) -> None:
+    await cluster.split()
+    text = b'{"model":"tiny","prompt":"Hello","user":"%s"}' % os.urandom(64).hex().encode()
+    packed = gzip.compress(text)[:kept_bytes]
+    headers = {**JSON, "content-encoding": "gzip"}
+    async with cluster.http.post("/v1/completions", data=packed, headers=headers) as response:
+        assert response.status == 400
+        assert "cut off" in (await response.json())["error"]["message"]
 
 
 @pytest.mark.parametrize("limit", ["BODY_S", "GRACE_S"])
