@@ -20,6 +20,7 @@ import uvloop
 
 from benchmarks.routers import measure, mock
 from benchmarks.routers.subject import Subject, line_of, process
+from kvrelay.router.shortage import Shortage
 from kvrelay.router.upstream import Upstream
 
 SECONDS = 4.0
@@ -98,7 +99,10 @@ async def server_us(name: str) -> float:
 
 async def clients_us(port: int, tick_port: int) -> dict[str, float]:
     """Microseconds of this process a request, and a chunk, of either client; mocks are in another process."""
-    ours, theirs = Upstream(connect_s=1.0, engine_key="k"), aiohttp.ClientSession(auto_decompress=False)
+    ours, theirs = (
+        Upstream(connect_s=1.0, engine_key="k", shortage=Shortage(time.monotonic)),
+        aiohttp.ClientSession(auto_decompress=False),
+    )
     plain, stream = b'{"max_tokens":2}', b'{"max_tokens":%d,"stream":true}' % CHUNKS
 
     async def by_ours(at: int, body: bytes) -> None:

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Itera
 from pathlib import Path
 from typing import TypeVar
 
-from kvrelay.errors import KvrelayError, Lost, Malformed, Refused, answered
+from kvrelay.errors import EXHAUSTED, KvrelayError, Lost, Malformed, Refused, answered
 from kvrelay.link import Channel as Channel
 from kvrelay.protocol.frame import WIRE_VERSION, FrameReader
 from kvrelay.protocol.handshake import Challenge, Hello, Proof, Rejected, Welcome, check_proof, prove
@@ -31,7 +31,7 @@ ACCEPT_RETRY_S = 0.1
 MAX_LINKS = 1024
 MAX_CRASHES = 3
 CRASH_WINDOW_S = 60.0
-_PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED)
+_PASSING = EXHAUSTED | {errno.ECONNABORTED}
 _MAX_INTRODUCTION_BYTES = 1024
 """Longest message of somebody who has not proved the key: a hello is about a hundred bytes, and a name."""
 

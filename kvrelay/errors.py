@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 
 
@@ -19,6 +20,14 @@ class Retry(KvrelayError):
 
 class Overloaded(Retry):
     """There is no room now: no slot, no worker, no budget."""
+
+
+EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+"""Numbers of an ``OSError`` by which this process or machine has no descriptor or memory left, whoever it turned to."""
+
+
+class Exhausted(Retry):
+    """This process itself has no descriptor or memory left: nobody else is to blame."""
 
 
 class Lost(KvrelayError):

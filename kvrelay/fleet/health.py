@@ -48,13 +48,14 @@ class Health(Value, frozen=True, kw_only=True):
         return self.status != "unavailable"
 
 
-def examine(brain: Brain, now: float, drain: DrainCommand | None = None) -> Health:
-    """Health of the fleet at ``now``; ``drain`` is how its router's operators call it."""
+def examine(brain: Brain, now: float, drain: DrainCommand | None = None, *, short: str = "") -> Health:
+    """Health of the fleet at ``now``; ``drain`` is how its router's operators call it, ``short`` what the router itself
+    has run short of, if anything."""
     usable = brain.fleet.workers.usable(now)
     unpaired = list(_unpaired(brain, usable, now))
     lost, parted = stranded(brain, now), cut_off(brain, now)
     not_ready = list(_not_ready(brain, now))
-    verdict = _judge(brain, usable, lost, not_ready, drain or DrainCommand(), now)
+    verdict = _judge(brain, usable, lost, not_ready, drain or DrainCommand(), short, now)
     return Health(
         status=verdict.status,
         why=verdict.why,
@@ -85,6 +86,7 @@ def _judge(
     lost: list[dict[str, str]],
     not_ready: list[dict[str, str]],
     drain: DrainCommand,
+    short: str,
     now: float,
 ) -> Judgement:
     if not any(worker.role.decodes for worker in usable):
@@ -92,6 +94,8 @@ def _judge(
         return Judgement("unavailable", f"no worker with role decode or both is ready; {_cure(draining, drain)}")
     if failing := _failing_decode_workers(brain, usable, now):
         return failing
+    if short:
+        return Judgement("degraded", short)
     for worker in usable:
         if not brain.fleet.stores.is_usable(worker.store, now):
             return Judgement("degraded", _no_store(brain, worker))

@@ -24,7 +24,7 @@ class Decodes:
         return len(self._replies)
 
     async def open(self, url: str, body: bytes, ending: str = "") -> Reply:
-        """Send ``body``; the reply once its status is known. Raises ``Lost``."""
+        """Send ``body``; the reply once its status is known. Raises ``Lost``, ``Exhausted``."""
         self._opening = self._upstream.call(url, body, request_id=self._id + ending)
         try:
             reply = await self._opening.reply()

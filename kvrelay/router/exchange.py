@@ -183,7 +183,7 @@ class Exchange:
     # ------------------------------------------------------------ D leg
 
     async def answer(self) -> WholeAnswer | StreamedAnswer:
-        """The answer, once it is known to be one. Raises ``Rejected``, ``Overloaded``, ``Harmful``."""
+        """The answer, once it is known to be one. Raises ``Rejected``, ``Retry``, ``Harmful``."""
         while True:
             await self._turn.wait()
             try:

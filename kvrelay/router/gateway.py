@@ -20,6 +20,7 @@ from kvrelay.policy.admit import RETRY_AFTER_S
 from kvrelay.router import outflow
 from kvrelay.router.answers import StreamedAnswer, WholeAnswer
 from kvrelay.router.bodies import Bodies, Claim
+from kvrelay.router.connection import connection
 from kvrelay.router.desk import Desk
 from kvrelay.router.exchange import Exchange
 from kvrelay.router.failures import Failure, describe, error_body, unexpected
@@ -28,6 +29,7 @@ from kvrelay.router.keys import Keyring, Tenant
 from kvrelay.router.promises import Promises
 from kvrelay.router.prompts import PromptReader
 from kvrelay.router.request import Kind, parse
+from kvrelay.router.shortage import Shortage
 from kvrelay.router.telemetry import Telemetry
 
 log = logging.getLogger("kvrelay.router")
@@ -54,6 +56,7 @@ class Gateway:
         promises: Promises,
         telemetry: Telemetry,
         clock: Callable[[], float],
+        shortage: Shortage,
         *,
         max_body_bytes: int,
         drain: DrainCommand,
@@ -66,6 +69,7 @@ class Gateway:
         self._promises = promises
         self._telemetry = telemetry
         self._clock = clock
+        self._shortage = shortage
         self._max_body_bytes = max_body_bytes
         self._intake = Intake(max_body_bytes)
         self._reading = 0
@@ -94,6 +98,7 @@ class Gateway:
     async def _border(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Every request gets an id, every failure becomes an answer in OpenAI's shape."""
         request[_ID] = f"req-{os.urandom(12).hex()}"
+        connection(request).begin(request)
         try:
             response = await self._answered(request, handler)
             if request.content.exception() is not None:
@@ -131,6 +136,7 @@ class Gateway:
     async def _generate(self, http: web.Request, kind: Kind) -> web.StreamResponse:
         received_s, tenant = self._clock(), self._tenant(http)
         _require_json(http)
+        connection(http).answer(http)
         with self._bodies.claim() as claim:
             exchange = await self._opened(http, kind, claim, tenant, received_s)
             return await self._driven(http, exchange)
@@ -195,7 +201,7 @@ class Gateway:
         return {"id": model, "object": "model", "created": 0, "owned_by": "kvrelay", "max_model_len": longest}
 
     async def _health(self, _http: web.Request) -> web.Response:
-        health = examine(self._brain, self._clock(), self._drain)
+        health = examine(self._brain, self._clock(), self._drain, short=self._shortage.why)
         return _json(health, 200 if health.serving else 503)
 
     async def _metrics(self, _http: web.Request) -> web.Response:

@@ -71,14 +71,15 @@ class Prefills:
         self._lives += 1
 
     async def _serve(self, order: PrefillOrder) -> None:
-        """Have one prompt computed, and say so at once: D waits for it. Raises ``Rejected``, ``Lost``."""
+        """Have one prompt computed, and say so at once: D waits for it. Raises ``Rejected``, ``Lost``,
+        ``Exhausted``."""
         cached_tokens = await self._prefill(order)
         if self._running.get(order.index) is asyncio.current_task():
             del self._running[order.index]
             self._obey(self._brain.prefill_finished(self._id, order.index, cached_tokens, self._clock()))
 
     async def _prefill(self, order: PrefillOrder) -> int:
-        """Have one prompt computed; P's cached tokens. Raises ``Rejected``, ``Lost``."""
+        """Have one prompt computed; P's cached tokens. Raises ``Rejected``, ``Lost``, ``Exhausted``."""
         body = prefill_body(order, self._job.model, self._prompts[order.index], self._job.salt)
         self._brain.prefill_sent(self._id, self._clock())
         name = f"{self._id}-{'r' * self._lives}p{order.index}"

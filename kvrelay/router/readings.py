@@ -10,7 +10,9 @@ from kvrelay.fleet.health import cut_off, stranded
 from kvrelay.fleet.index import store_key
 from kvrelay.policy.breaker import State
 from kvrelay.protocol.client import LinkReport
+from kvrelay.router.clients import Clients
 from kvrelay.router.desk import Desk
+from kvrelay.router.shortage import Shortage
 
 Reading = tuple[str, str, dict[str, str], float]
 
@@ -18,9 +20,11 @@ Reading = tuple[str, str, dict[str, str], float]
 class BrainReadings:
     """Reads one brain; see ``telemetry.Readings``."""
 
-    def __init__(self, brain: Brain, clock: Callable[[], float]) -> None:
+    def __init__(self, brain: Brain, clock: Callable[[], float], clients: Clients, shortage: Shortage) -> None:
         self._brain = brain
         self._clock = clock
+        self._clients = clients
+        self._shortage = shortage
         self.listener: Listener | None = None
         """The control port, once it listens."""
         self.desk: Desk | None = None
@@ -43,6 +47,7 @@ class BrainReadings:
         yield "kvrelay_waiting", "Requests that wait in the router for their turn.", {}, len(door.waiting)
         for kind, count in sorted(door.refused.items()):
             yield "kvrelay_refused_total", "Requests turned away, by kind.", {"kind": kind}, count
+        yield from self._connections()
         yield from self._recovery()
         yield from self._predictions()
         yield from self._prefixes()
@@ -52,6 +57,16 @@ class BrainReadings:
         yield from self._stranded()
         yield from self._broken_ways()
         yield from self._stores()
+
+    def _connections(self) -> Iterator[Reading]:
+        yield "kvrelay_client_connections", "Connections of clients.", {}, len(self._clients)
+        yield "kvrelay_client_connections_limit", "Most of them.", {}, self._clients.most
+        for ending, count in sorted(self._clients.endings.items()):
+            labels = {"reason": ending.value}
+            yield "kvrelay_client_connections_ended_total", "Those that the router ended, by reason.", labels, count
+        for lack, count in sorted(self._shortage.counts.items()):
+            labels = {"of": lack.value}
+            yield "kvrelay_router_shortages_total", "Times that the router itself was short of it.", labels, count
 
     def _recovery(self) -> Iterator[Reading]:
         recovery, kept = self._brain.recovery, self.desk.journal_tokens if self.desk is not None else 0

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import msgspec
 
-from kvrelay.errors import Harmful, KvrelayError, Lost, Malformed, Overloaded
+from kvrelay.errors import Harmful, KvrelayError, Lost, Malformed, Retry
 from kvrelay.policy.loss import LossReason
 from kvrelay.router import sse
 from kvrelay.router.answers import Outlet
@@ -191,7 +191,7 @@ class Relay:
             return await self._lives.go_on(reason)
         except (Lost, Malformed):
             raise
-        except (Harmful, Overloaded) as error:
+        except (Harmful, Retry) as error:
             self._why = str(error)
             return None
         except KvrelayError:

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 import msgspec
 
-from kvrelay.errors import Lost, Malformed
+from kvrelay.errors import Exhausted, Lost, Malformed
 from kvrelay.policy.patience import RENDER_S
 from kvrelay.router.failures import Rejected, blames_client
 from kvrelay.router.request import ClientRequest, Kind
@@ -83,7 +83,8 @@ class Renderer:
         return self._trust.get((model, kind), Trust.PENDING)
 
     async def render(self, request: ClientRequest, worker: WorkerInfo) -> list[Rendered]:
-        """One entry per prompt. Raises ``Rejected`` when the request is wrong, ``Lost`` when ``worker`` cannot say."""
+        """One entry per prompt. Raises ``Rejected`` when the request is wrong, ``Lost`` when ``worker`` cannot say,
+        ``Exhausted``."""
         return await self._ask(request.kind, request.body | {"mm_payload": "none"}, worker)
 
     async def _ask(self, kind: Kind, body: dict[str, object], worker: WorkerInfo) -> list[Rendered]:
@@ -127,7 +128,7 @@ class Renderer:
         try:
             for kind in Kind:
                 self._judge(worker, kind, await self._compare(kind, worker))
-        except Lost as error:
+        except (Lost, Exhausted) as error:
             log.info("%s; asking again at its next heartbeat", error)
             return
         finally:
@@ -144,7 +145,7 @@ class Renderer:
             log.warning("%s renders a %s otherwise than this router; workers render from now on", worker.name, kind)
 
     async def _compare(self, kind: Kind, worker: WorkerInfo) -> Trust:
-        """How ``worker`` renders the probes. Raises ``Lost`` when it cannot say now."""
+        """How ``worker`` renders the probes. Raises ``Lost``, ``Exhausted`` when it cannot say now."""
         if self.trust(worker.model, kind) is Trust.DIFFERS:
             return Trust.DIFFERS
         probes = _CHATS if kind is Kind.CHAT else _TEXTS

@@ -20,6 +20,7 @@ from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.drain_command import DrainCommand
 from kvrelay.fleet.health import examine
 from kvrelay.protocol.engine import engine_key
+from kvrelay.router.clients import Clients
 from kvrelay.router.connection import Connection, Refusals
 from kvrelay.router.defaults import Defaults, read_defaults
 from kvrelay.router.desk import Desk
@@ -33,6 +34,7 @@ from kvrelay.router.promises import Promises, limits
 from kvrelay.router.prompts import PromptReader
 from kvrelay.router.readings import BrainReadings
 from kvrelay.router.render import Renderer
+from kvrelay.router.shortage import Shortage
 from kvrelay.router.switchboard import Switchboard
 from kvrelay.router.telemetry import Telemetry
 from kvrelay.router.tokens import Tokens, load_tokens
@@ -106,7 +108,9 @@ class Router:
         if self._learned is not None:
             self._learned.load()
         self._switchboard = Switchboard()
-        self._readings = BrainReadings(self.brain, self._clock)
+        self.shortage = Shortage(self._clock)
+        self.clients = Clients(self._clock, self.shortage)
+        self._readings = BrainReadings(self.brain, self._clock, self.clients, self.shortage)
         self._telemetry = Telemetry(self._readings)
 
     def __repr__(self) -> str:
@@ -115,7 +119,9 @@ class Router:
     async def serve(self, api: socket.socket, control: socket.socket, ready: Callable[[str, str], None] | None) -> None:
         """Serve both sockets until cancelled."""
         self._drain = msgspec.structs.replace(self._drain, router=_address(control))
-        upstream = Upstream(connect_s=self._config.upstream_connect_s, engine_key=engine_key(self._key))
+        upstream = Upstream(
+            connect_s=self._config.upstream_connect_s, engine_key=engine_key(self._key), shortage=self.shortage
+        )
         renderer = Renderer(upstream, self._tokens)
         desk = Desk(
             self.brain,
@@ -137,7 +143,7 @@ class Router:
                 tasks.create_task(self._learned.run())
             if self._config.replicas > 1:
                 await self._meet_fleet()
-            await stack.enter_async_context(_site(self._gateway(desk, renderer).app(), api))
+            await stack.enter_async_context(_site(self._gateway(desk, renderer).app(), api, self.clients))
             if ready is not None:
                 ready(f"http://{_address(api)}", _address(control))
             await asyncio.Event().wait()
@@ -163,6 +169,7 @@ class Router:
             self._promises,
             self._telemetry,
             self._clock,
+            self.shortage,
             max_body_bytes=self._config.max_body_bytes,
             drain=self._drain,
         )
@@ -186,6 +193,7 @@ class Router:
     async def _tick(self, desk: Desk) -> None:
         while True:
             desk.tick()
+            self.clients.tick()
             due_s = self._clock() + TICK_S
             await asyncio.sleep(TICK_S)
             if self._clock() > due_s + LATE_S:  # else whoever was not listened to would count as silent
@@ -200,12 +208,12 @@ def _bind(host: str, port: int, setting: str, *, shared: bool = False) -> socket
 
 
 @contextlib.asynccontextmanager
-async def _site(app: web.Application, sock: socket.socket) -> AsyncIterator[None]:
+async def _site(app: web.Application, sock: socket.socket, clients: Clients) -> AsyncIterator[None]:
     """``app`` served on ``sock``; a client that hangs up cancels its handler."""
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S)
     await runner.setup()
     try:
-        listening = await _listening(runner.server, sock)
+        listening = await _listening(runner.server, sock, clients)
         try:
             yield
         finally:
@@ -214,12 +222,12 @@ async def _site(app: web.Application, sock: socket.socket) -> AsyncIterator[None
         await runner.cleanup()
 
 
-async def _listening(server: web.Server | None, sock: socket.socket) -> asyncio.Server:
+async def _listening(server: web.Server | None, sock: socket.socket, clients: Clients) -> asyncio.Server:
     """A site of aiohttp's would make connections of its own class."""
     assert server is not None, "the runner is set up"
     loop = asyncio.get_running_loop()
     refusals = Refusals(loop.time)
-    return await loop.create_server(lambda: Connection(server, loop, refusals), sock=sock, backlog=1024)
+    return await loop.create_server(lambda: Connection(server, loop, refusals, clients), sock=sock, backlog=1024)
 
 
 def _address(sock: socket.socket) -> str:

@@ -8,7 +8,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterable
 
-from kvrelay.errors import Unasked
+from kvrelay.errors import Exhausted, Unasked
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.flight import Command, Plan, Queued
 from kvrelay.policy.loss import LossReason
@@ -24,6 +24,10 @@ from kvrelay.router.turn import Turn
 from kvrelay.router.upstream import Reply
 
 log = logging.getLogger("kvrelay.router")
+
+EXHAUSTED_S = 10.0
+"""Longest wait for a descriptor of this router's own: its client would have to ask for all of the answer again."""
+EXHAUSTED_PAUSE_S = 0.1
 
 
 class StreamResumption:
@@ -155,17 +159,29 @@ class StreamResumption:
             self._obey(plan.pulls)
 
     async def _open_rest(self, rest: RestOfChoice) -> Reply:
-        """Raises ``Lost``, ``Rejected``, ``Overloaded``."""
+        """Raises ``Lost``, ``Rejected``, ``Overloaded``, ``Exhausted``."""
         order = self._brain.decode_order(self._id, self._clock())
         if not self._decodes:
             # Of the worker before, which may be given up again while this one is awaited.
             self._decodes.take_reason(LossReason.RESET)
         body = self._remains.body(rest.index, order, self._salt)
-        self._silence.begin()
-        reply = await self._decodes.open(f"{order.url}{self._remains.request.kind.path}", body, f"-r{rest.index}")
+        reply = await self._opened(f"{order.url}{self._remains.request.kind.path}", body, f"-r{rest.index}")
         if reply.status != 200:
             await accepted(reply)
         return reply
+
+    async def _opened(self, url: str, body: bytes, ending: str) -> Reply:
+        """Raises ``Lost``, and ``Exhausted`` when this router finds no descriptor for long."""
+        until_s = self._clock() + EXHAUSTED_S
+        while True:
+            self._silence.begin()
+            try:
+                return await self._decodes.open(url, body, ending)
+            except Exhausted:
+                self._silence.end()  # nobody was asked
+                if self._clock() >= until_s:
+                    raise
+            await asyncio.sleep(EXHAUSTED_PAUSE_S)
 
     def resumed(self) -> None:
         """The first piece of the rest goes to the client."""

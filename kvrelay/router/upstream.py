@@ -6,12 +6,15 @@ from __future__ import annotations
 import asyncio
 import functools
 import math
+import os
 import ssl
 from collections.abc import AsyncIterator, Callable
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from kvrelay.errors import Lost, Unasked
+from kvrelay.errors import EXHAUSTED, Exhausted, Lost, Unasked
+from kvrelay.policy.admit import RETRY_AFTER_S
+from kvrelay.router.shortage import Lack, Shortage
 from kvrelay.router.sse import END, EventSplitter
 from kvrelay.router.wire import Wire
 
@@ -101,7 +104,8 @@ class Call:
         return f"<Call of {self._url}>"
 
     async def reply(self) -> Reply:
-        """Send it and wait for the status. Raises ``Lost``, and ``Unasked`` where nobody could be reached."""
+        """Send it and wait for the status. Raises ``Lost``, ``Unasked`` where nobody could be reached, ``Exhausted``
+        where this router had no descriptor to try with."""
         failed: type[Lost] = Unasked
         try:
             wire = self._wire = self._upstream.take(self._target) or await self._connected()
@@ -109,6 +113,8 @@ class Call:
             return Reply(self._upstream, self._target, wire, await wire.send(self._request))
         except OSError as error:  # TimeoutError is one
             self.abandon()
+            if failed is Unasked and error.errno in EXHAUSTED:
+                raise self._upstream.exhausted(error) from error
             why = f"the worker at {self._url} cannot be reached or hung up ({type(error).__name__})"
             raise failed(why) from error
         except asyncio.CancelledError:
@@ -139,9 +145,10 @@ class Call:
 class Upstream:
     """Connections to all workers, kept for a while; ``engine_key`` opens them."""
 
-    def __init__(self, *, connect_s: float, engine_key: str) -> None:
+    def __init__(self, *, connect_s: float, engine_key: str, shortage: Shortage) -> None:
         self._connect_s = connect_s
         self._key = engine_key
+        self._shortage = shortage
         # No limit of its own: admission bounds what is in flight, and a queue here would be invisible to the brain.
         self._idle: dict[Target, dict[Wire, float]] = {}
         """Since when, the oldest first."""
@@ -151,7 +158,7 @@ class Upstream:
         return f"<Upstream {sum(map(len, self._idle.values()))} idle connections>"
 
     async def post(self, url: str, body: bytes, *, request_id: str = "") -> Reply:
-        """Send ``body`` and wait for the status. Raises ``Lost``."""
+        """Send ``body`` and wait for the status. Raises ``Lost``, ``Exhausted``."""
         return await self.call(url, body, request_id=request_id).reply()
 
     def call(self, url: str, body: bytes, *, request_id: str = "") -> Call:
@@ -166,6 +173,12 @@ class Upstream:
         async with asyncio.timeout(self._connect_s):
             _, wire = await asyncio.get_running_loop().create_connection(Wire, target.host, target.port, ssl=tls)
         return wire
+
+    def exhausted(self, error: OSError) -> Exhausted:
+        """Note that a connection failed for want of a descriptor or memory; what is raised then."""
+        lacks = f"this router has no file descriptor or memory left to reach a worker ({os.strerror(error.errno or 0)})"
+        self._shortage.add(Lack.DESCRIPTORS, f"{lacks}; raise its limit of open files, or have fewer clients")
+        return Exhausted(f"{lacks}; retry", RETRY_AFTER_S)
 
     def take(self, target: Target) -> Wire | None:
         """The idle connection that was used last: those that nobody needs any more grow old."""

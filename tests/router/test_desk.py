@@ -13,12 +13,14 @@ from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.flight import Plan, PrefillOrder, Refuse, Start
 from kvrelay.policy.admit import Limits, Slo
 from kvrelay.policy.route import Path
+from kvrelay.router.clients import Clients
 from kvrelay.router.desk import Desk
 from kvrelay.router.exchange import Exchange
 from kvrelay.router.keys import OPEN, Tenant
 from kvrelay.router.prompts import Prompts
 from kvrelay.router.readings import BrainReadings
 from kvrelay.router.request import Kind, parse
+from kvrelay.router.shortage import Shortage
 from kvrelay.router.switchboard import Switchboard
 from kvrelay.router.telemetry import Telemetry
 from kvrelay.router.tokens import Tokens, load_tokens
@@ -44,7 +46,9 @@ def desk(tokens: Tokens) -> Desk:
     """One worker with room for one request; others wait in the router."""
     brain = Brain(dead_after_s=1e9, transfer_wait_s=9.0, limits=Limits(queue_s=0.0, hold_s=99.0))
     brain.register_worker(worker("w1", Role.BOTH, kv_tokens=20), 0.0)
-    upstream, readings = Upstream(connect_s=1.0, engine_key="k"), BrainReadings(brain, lambda: 0.0)
+    shortage = Shortage(lambda: 0.0)
+    upstream = Upstream(connect_s=1.0, engine_key="k", shortage=shortage)
+    readings = BrainReadings(brain, lambda: 0.0, Clients(lambda: 0.0, shortage), shortage)
     return Desk(brain, upstream, Telemetry(readings), lambda: 0.0, Switchboard(), tokens)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -12,6 +13,7 @@ import pytest
 
 from kvrelay.errors import Lost
 from kvrelay.router import upstream
+from kvrelay.router.shortage import Shortage
 from kvrelay.router.upstream import Reply, Target, Upstream
 from kvrelay.router.wire import HELD_BYTES, MAX_HEAD_BYTES, Wire
 from tests.held_port import held_port
@@ -70,7 +72,7 @@ def says(*pieces: bytes, then_closes: bool = False) -> Answer:
 
 @pytest.fixture
 async def client() -> AsyncIterator[Upstream]:
-    made = Upstream(connect_s=PATIENCE_S, engine_key="secret")
+    made = Upstream(connect_s=PATIENCE_S, engine_key="secret", shortage=Shortage(time.monotonic))
     yield made
     await made.close()
 
