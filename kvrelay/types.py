@@ -14,6 +14,9 @@ PageName = NewType("PageName", bytes)
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes per element of the KV dtypes that a page can hold."""
 
+CLIENT_CLOSED = 499
+"""Status of a request whose client went away; nobody receives it."""
+
 
 class Value(msgspec.Struct, frozen=True, kw_only=True):
     """Base of every frozen value: keyword-only fields, comparable, hashable."""

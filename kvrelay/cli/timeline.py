@@ -12,9 +12,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from kvrelay.fleet.ledger import CLIENT_CLOSED
 from kvrelay.policy.whole import WholeReason
-from kvrelay.types import Value
+from kvrelay.types import CLIENT_CLOSED, Value
 
 BAR_CELLS = 72
 """Fits 80 columns."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
-import time
+import tempfile
 from pathlib import Path
 
 import msgspec
@@ -60,9 +60,16 @@ def _drop_unreadable(path: Path) -> None:
 
 def _make_room(path: Path) -> None:
     """Forget the set-ups that were not used for longest, and what dead routers began to write. Raises ``OSError``."""
+    now_s = _touched_s(path.parent)
     for partial in path.parent.glob(f"*{PARTIAL}"):
-        if time.time() - partial.stat().st_mtime > PARTIAL_S:
+        if now_s - partial.stat().st_mtime > PARTIAL_S:
             partial.unlink(missing_ok=True)
     others = sorted((other for other in path.parent.glob("*.json") if other != path), key=lambda it: it.stat().st_mtime)
     for other in others[: max(0, len(others) - MAX_FILES + 1)]:
         other.unlink(missing_ok=True)
+
+
+def _touched_s(folder: Path) -> float:
+    """The time of a file that is written now, by the clock of whoever keeps the files. Raises ``OSError``."""
+    with tempfile.NamedTemporaryFile(dir=folder) as touched:
+        return Path(touched.name).stat().st_mtime

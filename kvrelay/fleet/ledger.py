@@ -16,8 +16,6 @@ from kvrelay.policy.route import Decision, Option
 from kvrelay.protocol.feed import TransferEvent
 from kvrelay.types import Stage, Transport
 
-CLIENT_CLOSED = 499
-"""Status of a request whose client went away; nobody receives it."""
 NOT_BEGUN = "none"
 """Path of a request that no worker was asked for."""
 KEPT_REQUESTS = 1000

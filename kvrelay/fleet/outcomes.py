@@ -10,10 +10,9 @@ from kvrelay.fleet.breakers import Breakers
 from kvrelay.fleet.calibration import Calibration
 from kvrelay.fleet.flight import Flight, PromptLeg
 from kvrelay.fleet.holdings import Holdings
-from kvrelay.fleet.ledger import CLIENT_CLOSED
 from kvrelay.fleet.lessons import Lessons
 from kvrelay.fleet.workers import Fleet
-from kvrelay.types import PromptNames, WorkerInfo
+from kvrelay.types import CLIENT_CLOSED, PromptNames, WorkerInfo
 
 BROKEN_STREAM = 502
 """The only 5xx that blames the D of a request that is over: refusals of others were counted when they came."""

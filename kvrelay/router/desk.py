@@ -13,7 +13,6 @@ import msgspec
 from kvrelay.errors import BadRequest, Overloaded
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.flight import Ask, Command, Plan, PullPages, Start
-from kvrelay.fleet.ledger import CLIENT_CLOSED
 from kvrelay.identity import root_name
 from kvrelay.policy.admit import RETRY_AFTER_S, Slo
 from kvrelay.policy.recover import Manner
@@ -32,7 +31,7 @@ from kvrelay.router.switchboard import Switchboard
 from kvrelay.router.telemetry import Telemetry
 from kvrelay.router.tokens import Tokens
 from kvrelay.router.upstream import Upstream
-from kvrelay.types import Fingerprint, PageName, RequestFacts, Stage
+from kvrelay.types import CLIENT_CLOSED, Fingerprint, PageName, RequestFacts, Stage
 
 log = logging.getLogger("kvrelay.router")
 

@@ -15,7 +15,7 @@ from kvrelay.fleet.actual import actual
 from kvrelay.fleet.brain import Brain
 from kvrelay.fleet.drain_command import DrainCommand
 from kvrelay.fleet.health import examine
-from kvrelay.fleet.ledger import CLIENT_CLOSED, KEPT_REQUESTS, KEPT_UNSTARTED
+from kvrelay.fleet.ledger import KEPT_REQUESTS, KEPT_UNSTARTED
 from kvrelay.policy.admit import RETRY_AFTER_S
 from kvrelay.router import outflow
 from kvrelay.router.answers import StreamedAnswer, WholeAnswer
@@ -31,6 +31,7 @@ from kvrelay.router.prompts import PromptReader
 from kvrelay.router.request import Kind, parse
 from kvrelay.router.shortage import Shortage
 from kvrelay.router.telemetry import Telemetry
+from kvrelay.types import CLIENT_CLOSED
 
 log = logging.getLogger("kvrelay.router")
 
