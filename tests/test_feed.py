@@ -281,7 +281,7 @@ async def test_a_router_that_stops_reading_is_left_and_dialled_again() -> None:
         await until(lambda: router.count(Heartbeat) >= 1)
         router.links[0].close()
         await until(lambda: len(router.links) == 2 and " up, " in repr(feed))
-        assert router.count(RegisterStore) == 2
+        await until(lambda: router.count(RegisterStore) == 2)
     await router.close()
 
 
