@@ -81,6 +81,7 @@ def test_without_a_command_the_first_steps_are_shown() -> None:
     assert "kvrelay model fetch;  kvrelay up;" in kvrelay().stdout
 
 
+@pytest.mark.slow
 def test_an_unknown_key_of_the_configuration_gets_the_nearest_one(tmp_path: Path) -> None:
     file = tmp_path / "kvrelay.toml"
     file.write_text("[worker]\nmax_batch_tokens = 3\n")
@@ -198,6 +199,7 @@ def test_a_name_that_others_cannot_show_is_refused_at_the_start(tmp_path: Path, 
     assert len(result.output) < 1000
 
 
+@pytest.mark.slow
 def test_a_store_makes_its_folder_and_is_named_after_its_socket(tmp_path: Path) -> None:
     socket_path = tmp_path / "new" / "near.sock"
     command = [
@@ -370,6 +372,7 @@ def router_in_name(count: int, *words: str, cwd: Path | None = None) -> Iterator
         yield [int(word) for word in child.stdout.readline().split()]  # it ends with its input, which the exit closes
 
 
+@pytest.mark.slow
 def test_the_ports_of_the_cluster_that_runs_here_are_well_and_those_of_another_are_not(tmp_path: Path) -> None:
     with router_in_name(2) as (api, control), router_in_name(1) as (foreign,):
         ours = port_findings(tmp_path, api, control)

@@ -76,6 +76,7 @@ def test_a_lock_holds_exact_public_versions_only(group: str) -> None:
     assert [line for line in lines if not LINE.fullmatch(line)] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", ["base", "vllm-cpu", "dev"])
 def test_a_lock_is_complete(group: str) -> None:
     assert unlocked(wanted(group), locked("base") | locked(group)) == set()

@@ -83,6 +83,7 @@ def test_what_is_found_again_is_counted_by_hand() -> None:
     assert (turns.by_engine, turns.refused, len(turns.ttft_s)) == ([2, 2], 0, 4)
 
 
+@pytest.mark.slow
 def test_the_same_trace_gives_the_same_figures() -> None:
     trace = sessions(gap_s=0.2)
     first, second = (outcome(trace, Routed, workers=3, blocks=300) for _ in range(2))

@@ -42,6 +42,7 @@ def wall_clocks(tree: ast.AST) -> Iterator[str]:
             yield from (f"time.{each.name}" for each in node.names if f"time.{each.name}" in WALL)
 
 
+@pytest.mark.slow
 def test_only_what_people_read_comes_from_a_wall_clock() -> None:
     readers = {
         str(path.relative_to(ROOT)) for path in ROOT.rglob("*.py") if list(wall_clocks(ast.parse(path.read_text())))

@@ -281,6 +281,7 @@ async def end(child: Child, number: signal.Signals) -> tuple[int, str]:
         await child.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_a_command_that_is_stopped_leaves_all_workers_well(cluster: LocalCluster, number: signal.Signals) -> None:
     status, said = await end(await chaos(cluster), number)
@@ -295,6 +296,7 @@ async def test_a_command_that_is_stopped_leaves_all_workers_well(cluster: LocalC
         assert not any(given[key] for key in ("dead", "hang", "mute", "full", "clock_s")), name
 
 
+@pytest.mark.slow
 async def test_a_command_that_cannot_mend_fails_and_says_what_mends_by_hand(cluster: LocalCluster) -> None:
     running = await chaos(cluster)
     await cluster.kill("mock")

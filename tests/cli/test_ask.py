@@ -150,6 +150,7 @@ def test_the_timeline_is_drawn_once_the_request_is_over(url: str) -> None:
     assert "decode" in said
 
 
+@pytest.mark.slow
 def test_a_request_whose_name_is_no_text_is_as_unknown_as_any(url: str) -> None:
     name = os.fsdecode(b"req-\xff")
     command = [sys.executable, "-m", "kvrelay", "explain", name, "--url", url, "--api-key", KEY]
@@ -216,6 +217,7 @@ def test_an_answer_that_breaks_off_is_told_in_one_sentence(url: str, question: s
     assert error == f"error: the answer broke off: the router at {url} is gone; ask again once it is back\n"
 
 
+@pytest.mark.slow
 def test_an_interrupted_answer_ends_its_line_and_says_130(url: str) -> None:
     with start("hang", url) as process:
         assert process.stdout is not None

@@ -32,6 +32,7 @@ def port_of(config: Config, running: Config, folder: Path) -> Finding:
         return next(each for each in findings(with_port(config, port)) if each.what == f"port {port}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("running", "verdict"),
     [
@@ -50,6 +51,7 @@ def test_a_cluster_that_is_configured_in_another_way_is_not_ours(
     assert ("in use by pid" in row.text) is (verdict is Verdict.BAD)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "flags",
     [
@@ -65,11 +67,13 @@ def test_what_flags_say_makes_no_other_cluster(tmp_path: Path, flags: dict[str, 
     assert port_of(Config(router=KEYED), running, tmp_path).verdict is Verdict.GOOD
 
 
+@pytest.mark.slow
 def test_a_file_for_one_worker_says_little_of_its_cluster(tmp_path: Path) -> None:
     ours = Config(router=RouterConfig(control_port=0), worker=WorkerConfig(role=Role.PREFILL))
     assert port_of(ours, Config(router=KEYED), tmp_path).verdict is Verdict.GOOD
 
 
+@pytest.mark.slow
 def test_without_a_file_the_cluster_that_runs_here_is_looked_at_as_it_is_configured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -180,6 +180,7 @@ async def with_prefill(crew: Crew) -> None:
     await crew.until_ready(["prefill-0"], PATIENCE_S)
 
 
+@pytest.mark.slow
 async def test_the_cluster_ends_when_only_prefill_workers_stay_up(crew: Crew) -> None:
     await with_prefill(crew)
     await sicken(crew, "both-0")

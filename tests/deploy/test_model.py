@@ -57,6 +57,7 @@ def test_any_hugging_face_folder_is_a_model(tmp_path: Path) -> None:
     assert model.model_path(str(folder)) == folder.resolve()
 
 
+@pytest.mark.slow
 def test_a_failed_download_says_what_went_wrong_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -61,6 +61,7 @@ BROKEN = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("break_it", "told"), BROKEN, ids=lambda value: getattr(value, "__name__", ""))
 def test_a_model_that_cannot_be_read_is_told_in_a_line_with_its_file(
     tmp_path: Path, break_it: Callable[[Path], None], told: str

@@ -261,6 +261,7 @@ async def test_a_router_that_was_asked_and_does_not_run_is_ended_and_started_aga
     assert len(crew.running()) == 2
 
 
+@pytest.mark.slow
 async def test_routers_that_stand_still_together_vouch_for_nobody(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: set[str] = set()
 
@@ -276,6 +277,7 @@ async def test_routers_that_stand_still_together_vouch_for_nobody(crew: Crew, mo
     assert len(crew.running()) == 2
 
 
+@pytest.mark.slow
 async def test_a_busy_router_is_asked_for_longer_before_it_is_ended(
     crew: Crew, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,6 +291,7 @@ async def test_a_busy_router_is_asked_for_longer_before_it_is_ended(
     assert [member.name for member in crew.running()] == ["router"]
 
 
+@pytest.mark.slow
 async def test_a_router_that_stops_before_it_is_ready_is_ended_later_than_one_that_was(
     crew: Crew, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -317,6 +320,7 @@ async def test_a_process_that_is_stopped_shows_no_sign_and_one_that_runs_does() 
         await ticking.kill()
 
 
+@pytest.mark.slow
 async def test_a_router_is_not_ended_while_no_other_one_answers(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
     async def silent(control: str, key: bytes) -> bool:
         return False

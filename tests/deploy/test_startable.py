@@ -38,6 +38,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("toml", "text"), REFUSED)
 def test_what_a_start_refuses_the_doctor_calls_bad(toml: str, text: str) -> None:
     found = next(each for each in findings(parse(toml)) if each.what == "configuration")

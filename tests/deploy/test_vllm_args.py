@@ -79,6 +79,7 @@ def test_structured_outputs_are_configured_by_a_json_object(value: str) -> None:
         command(f"--structured-outputs-config{value}")
 
 
+@pytest.mark.slow
 def test_every_allowed_flag_is_one_of_vllms() -> None:
     launchers = pytest.importorskip("vllm.entrypoints.launchers.cli_args")
     arguments = pytest.importorskip("vllm.utils.argparse_utils")

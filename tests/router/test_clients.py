@@ -558,6 +558,7 @@ async def test_a_client_that_knows_no_chunks_gets_the_events_alone_until_the_con
     assert said.endswith(b"data: [DONE]\n\n")
 
 
+@pytest.mark.slow
 async def test_after_100_requests_of_which_a_third_were_cancelled_nothing_is_reserved(cluster: Cluster) -> None:
     prefill, _ = await cluster.split()
     await cluster.add("p2", Role.PREFILL)

@@ -118,6 +118,7 @@ def generate(**more: object) -> bytes:
     return POST + b"content-length: %d\r\n\r\n" % len(body) + body
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", [b"", b"POST /v1/comp", b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"])
 async def test_who_sends_no_whole_head_is_hung_up_on_in_time_and_told_so_if_it_said_something(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, sent: bytes
@@ -144,6 +145,7 @@ async def test_a_connection_that_was_answered_is_kept_for_a_while_and_its_next_h
     assert rest.startswith(b"HTTP/1.1 408 ") if then else not rest
 
 
+@pytest.mark.slow
 async def test_an_answer_may_take_longer_than_any_head_or_idle_connection(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,6 +246,7 @@ async def test_a_few_requests_may_follow_one_another_on_a_connection(cluster: Cl
             await reader.readexactly(int(length))
 
 
+@pytest.mark.slow
 async def test_who_takes_nothing_of_a_long_answer_is_hung_up_on_and_who_takes_it_slowly_is_not(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ PROMPT_CHARS = 663_000
 MILLION = 1_000_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", ["{", "[", ",", '"', "\\", '\\"', '{"a":[1,"b"]},', ":", "\n", "\u4e2d"])
 @pytest.mark.parametrize("ascii_only", [True, False])
 def test_a_text_may_consist_of_anything(run: str, ascii_only: bool) -> None:

@@ -158,6 +158,7 @@ async def test_an_engine_that_dies_in_mid_stream_makes_no_false_done(cluster: Cl
     assert b'"code":502' in error
 
 
+@pytest.mark.slow
 async def test_a_p_that_falls_silent_does_not_hold_the_request_up(cluster: Cluster) -> None:
     prefill, decode = await cluster.split()
     prefill.hold.clear()
@@ -181,6 +182,7 @@ async def test_a_d_that_says_goodbye_in_mid_stream_ends_the_stream_with_an_error
     await until(lambda: decode.aborted == 1, within_s=LEEWAY * CANCELLED_S)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_d_that_hangs_for_several_leases_does_not_keep_its_client(model_folder: Path, stream: bool) -> None:
     async with Cluster(model_folder, dead_after_s=0.5) as cluster:
@@ -204,6 +206,7 @@ async def _read(cluster: Cluster, body: dict[str, object]) -> tuple[int, bytes]:
         return response.status, await response.read()
 
 
+@pytest.mark.slow
 async def test_a_request_that_reaches_a_hung_d_late_goes_to_another(model_folder: Path) -> None:
     async with Cluster(model_folder, dead_after_s=0.5) as cluster:
         prefill, first = await cluster.split()
@@ -362,6 +365,7 @@ def set_pause(cluster: Cluster, worker: str, pause_s: float) -> None:
     breakers._breakers[worker] = msgspec.structs.replace(breakers.of(worker), pause_s=pause_s)
 
 
+@pytest.mark.slow
 async def test_an_open_breaker_answers_at_once_and_closes_after_one_good_probe(cluster: Cluster) -> None:
     prefill, decode = await cluster.split()
     decode.refuse = 500

@@ -82,6 +82,7 @@ PARTS = st.sampled_from([*WORDS, *SPECIAL, *BLANKS, *MARKS, *LETTERS])
 TEXTS = st.one_of(st.lists(PARTS, max_size=40).map("".join), st.text(max_size=60))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=150, deadline=None)
 @given(text=TEXTS, special=st.booleans())
@@ -106,6 +107,7 @@ def test_pieces_make_up_the_whole_text(text: str) -> None:
     assert "".join(pieces._PIECE.findall(text)) == text
 
 
+@pytest.mark.slow
 def test_no_text_is_looked_through_again_and_again() -> None:
     """Each takes milliseconds; a search that begins anew at every character takes minutes, and holds Python's lock."""
     code = (
@@ -125,6 +127,7 @@ def test_a_long_run_of_white_space_gets_the_ids_of_the_whole(kind: str, run: str
         assert KNOWING[kind].encode(text, special=True) == whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_text_of_new_words_is_encoded_whole_and_some_of_them_are_learned(kind: str) -> None:
     tokenizer = TOKENIZERS[kind]

@@ -45,6 +45,7 @@ async def equals_whatever_is_cut(fleet: Fleet, **body: Any) -> Heard:
     return calm
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "choice", [NAMED, {"tool_choice": "required"}, {"tool_choice": "auto"}], ids=["named", "required", "auto"]
 )
@@ -79,6 +80,7 @@ async def test_a_tool_call_that_the_next_worker_cuts_into_other_pieces_ends_in_a
     assert TEXT.startswith("".join(call["arguments"] for call in cut.calls)), "and nothing of it is said twice"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reasons", [1, 12, 20])
 async def test_reasoning_and_what_follows_it_go_on_where_they_were_cut(fleet: Fleet, reasons: int) -> None:
     fleet.script.reasons = reasons
@@ -108,6 +110,7 @@ async def test_reasoning_ends_in_an_error_where_workers_cannot_force_tokens(mode
         assert b'"code":502' in cut.last
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "body", [{"response_format": SCHEMA}, {"structured_outputs": {"regex": ".*"}}], ids=["schema", "regex"]
 )

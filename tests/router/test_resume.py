@@ -65,6 +65,7 @@ async def test_a_client_that_wants_token_ids_gets_each_once(fleet: Fleet, after:
     assert [token for each in said for token in each["choices"][0]["token_ids"]] == fleet.script.ids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", ["quick", "brown 🦊 ju", "über the la", "s", "never"])
 async def test_stop_strings_end_an_answer_wherever_the_cut_lies(fleet: Fleet, stop: str) -> None:
     calm = await fleet.ask(stop=[stop, "zzz"])
@@ -109,6 +110,7 @@ async def test_every_choice_of_a_chat_tells_its_role_once(model_folder: Path, re
         assert fleet.script.struck == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replays", [False, True])
 @pytest.mark.parametrize("kind", [{}, {"messages": CHAT}], ids=["completion", "chat"])
 async def test_token_ids_that_only_the_router_asked_for_reach_nobody(
@@ -219,6 +221,7 @@ STATEFUL: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", STATEFUL, ids=lambda body: next(iter(body)))
 async def test_what_has_a_state_over_the_output_is_written_again_and_what_was_sent_is_dropped(
     model_folder: Path, body: dict[str, Any]
@@ -295,6 +298,7 @@ async def test_a_client_that_goes_away_while_its_answer_is_resumed_leaves_nothin
 # ---------------------------------------------------------------- hangs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sign", ["silence", "no progress"])
 async def test_a_stream_goes_on_elsewhere_when_its_worker_hangs(model_folder: Path, sign: str) -> None:
     async with running(model_folder, dead_after_s=0.6) as fleet:
@@ -316,6 +320,7 @@ async def test_a_stream_goes_on_elsewhere_when_its_worker_hangs(model_folder: Pa
         await until(lambda: fleet.cluster.is_ready(worker))
 
 
+@pytest.mark.slow
 async def test_streams_that_flow_outlive_the_silence_of_all_heartbeats(model_folder: Path) -> None:
     async with running(model_folder, dead_after_s=0.4) as fleet:
         fleet.script.pause_s = 0.05
@@ -331,6 +336,7 @@ async def test_streams_that_flow_outlive_the_silence_of_all_heartbeats(model_fol
         assert await fleet.resumes() == await fleet.resumes("failed") == 0
 
 
+@pytest.mark.slow
 async def test_a_worker_that_is_slow_and_makes_progress_keeps_its_stream(model_folder: Path) -> None:
     async with running(model_folder, dead_after_s=0.6) as fleet:
         fleet.script.fault, fleet.script.after = "hang", 6
@@ -346,6 +352,7 @@ async def test_a_worker_that_is_slow_and_makes_progress_keeps_its_stream(model_f
         assert (await asyncio.wait_for(asked, PATIENCE_S)).texts == {0: TEXT}
 
 
+@pytest.mark.slow
 async def test_the_only_worker_is_waited_for(model_folder: Path) -> None:
     async with running(model_folder, decodes=1, dead_after_s=0.6) as fleet:
         fleet.script.fault, fleet.script.after = "hang", 6

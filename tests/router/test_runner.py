@@ -42,6 +42,7 @@ async def test_a_port_in_use_is_named_before_anything_starts(model_folder: Path,
     taken.close()
 
 
+@pytest.mark.slow
 async def test_the_command_that_health_prints_gives_the_worker_work_again(model_folder: Path, tmp_path: Path) -> None:
     write_secret(tmp_path / "key", KEY.decode())
     ready: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
@@ -196,6 +197,7 @@ async def test_a_silent_worker_gets_no_work_until_it_is_heard_again(cluster: Clu
     assert len(decode.bodies()) == 1
 
 
+@pytest.mark.slow
 async def test_who_could_not_be_heard_while_the_router_itself_stood_still_is_not_silent(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,6 +47,7 @@ def breakers(cluster: Cluster) -> set[State]:
     return {cluster.router.brain.outcomes.breakers.of(name).state for name in cluster.workers}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM])
 @pytest.mark.parametrize("split", [False, True])
 async def test_no_worker_is_blamed_and_the_client_is_told_what_is_missing(

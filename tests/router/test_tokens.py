@@ -70,6 +70,7 @@ async def test_many_short_texts_and_many_short_messages_do_not_hold_the_loop_up(
     tokens.close()
 
 
+@pytest.mark.slow
 def test_the_tokenizer_needs_neither_torch_nor_the_library_that_imports_it(model_folder: Path) -> None:
     code = (
         "import pathlib, asyncio, sys; from kvrelay.router.tokens import load_tokens; import kvrelay.router.runner\n"

@@ -107,6 +107,7 @@ async def test_d_computes_the_prompt_when_the_transfer_failed(cluster: Cluster) 
     await request
 
 
+@pytest.mark.slow
 async def test_d_computes_the_prompt_after_a_long_silence_of_p(model_folder: Path) -> None:
     config = RouterConfig(port=0, control_port=0, transfer_wait_s=0.3)
     async with Cluster(model_folder, config) as cluster:
@@ -263,6 +264,7 @@ async def test_the_timeline_tells_both_legs(cluster: Cluster) -> None:
     assert moved["hidden_s"] == pytest.approx(events["prefill_finished"] - events["prefill_started"])
 
 
+@pytest.mark.slow
 async def test_a_body_of_20_mb_passes(cluster: Cluster) -> None:
     _, decode = await cluster.split()
     await cluster.complete(user="u" * (20 << 20))

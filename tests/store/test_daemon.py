@@ -48,6 +48,7 @@ async def test_every_address_needs_an_advertised_one(tmp_path: Path) -> None:
     assert info.address == "10.0.0.7:7000"
 
 
+@pytest.mark.slow
 async def test_a_store_tells_where_it_is_and_how_much_it_holds(tmp_path: Path) -> None:
     info = await start_and_stop("store.arena_bytes = 1000000", tmp_path / "s")
     assert (info.name, info.capacity_bytes) == ("s", 1_000_000)

@@ -33,6 +33,7 @@ def test_the_store_example_says_in_a_line_that_there_is_no_key(tmp_path: Path) -
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_the_store_example_says_in_a_line_that_the_store_has_another_key(
     start_store: Callable[..., StoreProcess], tmp_path: Path
 ) -> None:

@@ -310,6 +310,7 @@ class Gate:
         self.path.close()
 
 
+@pytest.mark.slow
 async def test_a_receiver_that_stops_taking_holds_up_a_window_of_batches_and_no_more(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -472,6 +473,7 @@ async def test_a_path_that_was_lost_is_opened_again_and_carries_pages(
         await ends.settled()
 
 
+@pytest.mark.slow
 async def test_the_end_of_the_sending_store_leaves_nothing_at_the_receiver(ends: Ends) -> None:
     ends.p.push("t", range(2), 16, ends.d)
     ref = ends.p.announce(0)

@@ -94,6 +94,7 @@ async def test_the_prefix_is_pulled_before_p_is_asked(nodes: Nodes, monkeypatch:
     assert "waits" not in await nodes.ask()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dies", "ending"), [(False, "late"), (True, "lost")])
 async def test_a_store_that_does_not_push_costs_a_bounded_wait_and_no_answer(
     nodes: Nodes, dies: bool, ending: str, monkeypatch: pytest.MonkeyPatch

@@ -77,6 +77,7 @@ async def test_a_slot_that_an_arena_has_not_is_not_written_to(links: tuple[Chann
         await map_arena(links, ArenaFound(serial=1, format=PROBE_FORMAT, slot=slot))
 
 
+@pytest.mark.slow
 async def test_an_arena_that_was_not_asked_for_is_not_mapped_and_its_descriptor_closed(
     links: tuple[Channel, Channel],
 ) -> None:

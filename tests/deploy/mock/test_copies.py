@@ -100,6 +100,7 @@ async def test_the_death_of_the_store_with_the_copies_fails_no_read(mocks: Mocks
     assert await stream == (mocks.answer(prompt(0), TOKENS), b"data: [DONE]")
 
 
+@pytest.mark.slow
 async def test_what_another_node_has_already_is_not_copied(mocks: Mocks) -> None:
     copies = mocks.cluster.router.brain.copies
     await mocks.stream(prompt(0), 90)

@@ -248,6 +248,7 @@ async def test_when_prefill_workers_hang_decode_workers_compute_prompts_themselv
     assert "loaded" in (await mocks.ask(prompt(1)))["events"]
 
 
+@pytest.mark.slow
 async def test_a_dead_worker_is_done_without_and_taken_back_when_it_is_born_anew(mocks: Mocks) -> None:
     await mocks.ask(PROMPT)
     old = mocks.worker("prefill-0").life
@@ -264,6 +265,7 @@ async def test_a_dead_worker_is_done_without_and_taken_back_when_it_is_born_anew
     assert await mocks.cluster.metric("kvrelay_registrations_refused_total") == 0
 
 
+@pytest.mark.slow
 async def test_empty_workers_that_were_born_anew_do_not_draw_all_requests(mocks: Mocks) -> None:
     for number in range(6):
         await mocks.ask(prompt(number))

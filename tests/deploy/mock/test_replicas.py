@@ -59,6 +59,7 @@ async def both(tiny: Path, first: Cluster) -> AsyncIterator[tuple[Mocks, Mocks]]
         await asyncio.gather(running, return_exceptions=True)
 
 
+@pytest.mark.slow
 async def test_a_dead_router_takes_its_own_connections_with_it_and_no_others(both: tuple[Mocks, Mocks]) -> None:
     one, other = both
     one.suffer(*one.node.workers, slow=8.0)
