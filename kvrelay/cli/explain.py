@@ -96,7 +96,7 @@ def explanation(record: Mapping[str, Any]) -> RenderableType:
     if (record.get("actual") or {}).get("together"):
         parts.append(Text(f"{BELOW} seen together with the next row that has a number"))
     if guesses := [ROWS[name] for name in decisions[0].get("guesses") or ()]:
-        parts.append(Text(f"Not learned yet: {', '.join(guesses)}. It comes from data sheets until streams teach it."))
+        parts.append(Text(f"Not learned yet: {', '.join(guesses)}. It comes from data sheets until answers teach it."))
     parts += [Text(line) for line in _promised(record)]
     parts += losses
     if further:
