@@ -105,7 +105,8 @@ def _overtaken(events: Mapping[str, float]) -> bool:
 
 
 def _notes(record: Mapping[str, Any]) -> dict[str, str]:
-    prompt, cached = record.get("prompt_tokens") or 0, record.get("cached_tokens") or 0
+    prompt, cached = record.get("prompt_tokens") or 0, record.get("cached_tokens")
+    known = "" if cached is None else f", {cached} of them cached"  # where D computes the prompt itself nobody is told
     remote = record.get("path") == "remote_prefill"
     decoder = record.get("decode_worker")
     worker = record.get("prefill_worker") if remote else decoder
@@ -116,7 +117,7 @@ def _notes(record: Mapping[str, Any]) -> dict[str, str]:
         "wait for prefix": _awaited(record),
         "admission": "it was not let in",
         "queue": f"way to {worker} and wait there",
-        "prefill": f"{about}{prompt} tokens on {worker}, {cached} of them cached{until}",
+        "prefill": f"{about}{prompt} tokens on {worker}{known}{until}",
         "transfer, exposed": "the part of the hand-off that nothing hides",
         "first token": _loaded(record),
         "decode": f"{record.get('output_tokens') or 0} tokens on {decoder}",

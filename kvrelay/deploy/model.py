@@ -83,7 +83,9 @@ def _require_readable(folder: Path, *, weights: bool) -> None:
         require_readable(folder, weights=weights)
     except Misconfigured as error:
         fetched = folder == models_root() / DEFAULT_MODEL
-        remedy = f"run: {program()} model fetch" if fetched else "copy the whole model there again, or choose another"
+        remedy = (
+            f"run: {program()} model fetch" if fetched else "choose another model, or copy all of this one there again"
+        )
         raise Misconfigured(f"{error}; {remedy}") from error
 
 

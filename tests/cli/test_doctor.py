@@ -87,6 +87,7 @@ def test_without_a_file_the_cluster_that_runs_here_is_looked_at_as_it_is_configu
     assert "no --config is given: that of the cluster which runs here is looked at" in " ".join(said.split())
     assert "mock workers serve one that is made up" in " ".join(said.split())
     assert "kvrelay model fetch" not in said
+    assert not {"cores", "memory"} & {line.split()[1] for line in said.splitlines() if len(line.split()) > 1}
 
 
 def test_a_router_whose_file_is_gone_or_that_serves_elsewhere_says_nothing_of_its_cluster(tmp_path: Path) -> None:

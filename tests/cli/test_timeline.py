@@ -159,6 +159,12 @@ def test_the_picture_fits_80_columns_and_is_readable_without_colour() -> None:
         assert word in " ".join(text.split())
 
 
+def test_what_nobody_was_told_of_caches_is_not_claimed() -> None:
+    text = " ".join(drawn({**SPLIT, "cached_tokens": None}).split())
+    assert "311 tokens on prefill-0" in text
+    assert "cached" not in text
+
+
 @pytest.mark.parametrize(
     ("moved", "text"),
     [

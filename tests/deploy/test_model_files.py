@@ -71,7 +71,7 @@ def test_a_model_that_cannot_be_read_is_told_in_a_line_with_its_file(
     row = next(each for each in findings(Config(model=ModelConfig(path=str(folder)))) if each.what == "model")
     assert row.verdict is Verdict.BAD
     assert row.text.startswith(f"{folder}/{told}")
-    assert row.text.endswith("; copy the whole model there again, or choose another")
+    assert row.text.endswith("; choose another model, or copy all of this one there again")
     with pytest.raises(Misconfigured) as caught:
         model_path(str(folder))
     assert str(caught.value) == row.text
